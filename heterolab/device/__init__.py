@@ -1,0 +1,63 @@
+"""Where work runs: on a simulated GPU, on a CPU that plays the device, or on a real GPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from heterolab.device.base import Device
+from heterolab.errors import DeviceUnavailable, InputError
+
+__all__ = ["open_device"]
+
+
+def open_device(name: str | None = None, **options: Any) -> Device:
+    """Open the device called `name`.
+
+    Parameters
+    ----------
+    name
+        ``"sim:h200"`` (a simulated GPU from the profile of that name, or from a JSON file:
+        ``"sim:my.json"``), ``"cpu"`` (this machine's CPU plays the device, in real time),
+        ``"cuda"`` or ``"cuda:1"`` (a real GPU). None takes the environment's
+        ``HETEROLAB_DEVICE``, else CUDA where it works, else ``"sim:h200"``: the device's repr
+        says which, and why.
+    **options
+        Passed on: ``races="raise"|"show"|"off"``, and ``seed=``, ``jitter=``, ``values=`` for
+        the simulator.
+
+    Raises
+    ------
+    DeviceUnavailable
+        The device asked for by name cannot be had. Nothing is put in its place.
+    """
+    why = ""
+    asked = name or os.environ.get("HETEROLAB_DEVICE") or ""
+    if not asked:
+        from heterolab.device import cuda
+
+        missing = cuda.why_not()
+        asked = "sim:h200" if missing else "cuda"
+        why = f"no CUDA device: {missing}" if missing else "a CUDA device works here"
+    kind, _, which = asked.partition(":")
+    if kind == "sim":
+        from heterolab.device.sim import SimDevice
+
+        return SimDevice.open(which or "h200", why=why, **options)
+    if kind == "cpu" and not which:
+        from heterolab.device.cpu import CpuDevice
+
+        return CpuDevice.open(why=why, **options)
+    if kind == "cuda":
+        from heterolab.device import cuda
+
+        if which and not which.isdigit():
+            raise InputError(f"device={asked!r}: a CUDA device is cuda or cuda:NUMBER.")
+        if missing := cuda.why_not():
+            raise DeviceUnavailable(
+                f"device={asked!r} cannot be opened here: {missing} The simulator needs no GPU: use sim:h200."
+            )
+        return cuda.CudaDevice.open(int(which or 0), why=why, **options)
+    raise InputError(
+        f"device={asked!r} is not known. Use sim:PROFILE (e.g. sim:h200), cpu, cuda or cuda:NUMBER."
+    )

@@ -1,0 +1,1 @@
+"""What happened: spans, traces, and the questions one can ask of them."""
