@@ -77,6 +77,16 @@ class Span(NamedTuple):
     batch: int = NONE
     after: int = NONE
 
+    def moved(self, origin_ns: int, first_op: int) -> Span:
+        """The same span with its times counted from `origin_ns` and its ops from `first_op`."""
+        return self._replace(
+            op=self.op - first_op,
+            queued_ns=self.queued_ns - origin_ns,
+            start_ns=self.start_ns - origin_ns,
+            end_ns=self.end_ns - origin_ns,
+            after=self.after - first_op if self.after >= first_op else NONE,
+        )
+
 
 _TEXT_COLUMNS = ("kind", "name", "lane")
 _INT_COLUMNS = tuple(name for name in Span._fields if name not in _TEXT_COLUMNS)
@@ -99,6 +109,11 @@ class Recorder:
 
     def add(self, span: Span) -> None:
         self.spans.append(span)
+
+    @property
+    def ops(self) -> int:
+        """How many ops were numbered so far."""
+        return self._next
 
     def since(self, index: int) -> list[Span]:
         """Spans added after the first `index` ones: what a live view has not shown yet."""
@@ -132,9 +147,19 @@ class Trace:
 
     @classmethod
     def from_spans(
-        cls, spans: Iterable[Span], source: str, device: str, meta: dict[str, Any] | None = None
+        cls,
+        spans: Iterable[Span],
+        source: str,
+        device: str,
+        meta: dict[str, Any] | None = None,
+        *,
+        origin_ns: int = 0,
+        first_op: int = 0,
     ) -> Trace:
-        rows = sorted(spans, key=lambda s: (s.start_ns, s.op, s.kind))
+        """A trace of `spans`, with times counted from `origin_ns` and ops from `first_op`, so
+        that what ran on the host before does not show."""
+        moved = (span.moved(origin_ns, first_op) for span in spans)
+        rows = sorted(moved, key=lambda s: (s.start_ns, s.op, s.kind))
         columns: dict[str, NDArray[Any]] = {}
         for index, name in enumerate(Span._fields):
             values = [row[index] for row in rows]

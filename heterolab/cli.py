@@ -1,0 +1,186 @@
+"""The command line: ``heterolab lab | run | bench``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from heterolab.errors import HeteroLabError, InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="See how a CPU and a GPU share the work of serving a model.",
+)
+bench = typer.Typer(no_args_is_help=True, help="Measure HeteroLab itself against a truth.")
+app.add_typer(bench, name="bench")
+
+
+def main() -> None:
+    """Run the command line; an error made on purpose is one clear line and exit code 2."""
+    try:
+        app()
+    except HeteroLabError as error:
+        typer.secho(f"heterolab: {error}", err=True, fg=typer.colors.RED)
+        raise SystemExit(2) from error
+
+
+def labs_folder() -> Path:
+    """The labs: beside the package in a checkout, else where the user keeps a copy."""
+    folder = Path(__file__).parent.parent / "labs"
+    if not (folder / "03_streams_and_overlap.ipynb").exists():
+        raise InputError(
+            "the labs are not beside this installation. Install from a checkout with `pip install -e .`, "
+            "or start `jupyter lab` in the folder that holds the notebooks."
+        )
+    return folder
+
+
+@app.command()
+def lab(
+    name: Annotated[str, typer.Argument(help="Which lab to open, e.g. 03 or 05.")] = "05",
+    port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    device: Annotated[str, typer.Option(help="Device for the labs; default: CUDA, else simulated.")] = "",
+) -> None:
+    """Open a lab in JupyterLab."""
+    folder = labs_folder()
+    found = sorted(folder.glob(f"{name}*.ipynb"))
+    if not found:
+        names = ", ".join(path.stem for path in sorted(folder.glob("*.ipynb")))
+        raise InputError(f"lab {name!r} is not there. There are: {names}.")
+    environment = dict(os.environ)
+    if device:
+        environment["HETEROLAB_DEVICE"] = device
+    command = [sys.executable, "-m", "jupyterlab", f"--notebook-dir={folder}", f"--port={port}"]
+    command.append(f"--LabApp.default_url=/lab/tree/{found[0].name}")
+    # Debian's root shells and containers have no browser and run as root.
+    if not browser:
+        command.append("--no-browser")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    raise SystemExit(subprocess.call(command, env=environment))
+
+
+@app.command()
+def run(
+    device: Annotated[str, typer.Option(help="sim:PROFILE, cpu, cuda, cuda:N.")] = "",
+    batch: Annotated[int, typer.Option(help="Most requests in a batch.")] = 8,
+    streams: Annotated[int, typer.Option(help="Streams on the device.")] = 2,
+    memory: Annotated[str, typer.Option(help="pageable, pinned or mapped.")] = "pinned",
+    delay: Annotated[float, typer.Option(help="Longest wait for a batch, ms.")] = 2.0,
+    workers: Annotated[int, typer.Option(help="Preprocessing threads; 0: the host thread.")] = 1,
+    chunk: Annotated[int, typer.Option(help="Requests a preprocessing job.")] = 16,
+    payload: Annotated[str, typer.Option(help="ids, embeddings, images_uint8, images_float32.")] = "ids",
+    returns: Annotated[str, typer.Option(help="topk, vectors, logits.")] = "topk",
+    rate: Annotated[float, typer.Option(help="Requests per second, Poisson arrivals.")] = 300.0,
+    n: Annotated[int, typer.Option(help="Number of requests.")] = 64,
+    requests: Annotated[Path | None, typer.Option(help="Replay this JSONL file instead.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and texts.")] = 0,
+    html: Annotated[Path | None, typer.Option(help="Write the interactive timeline here.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the trace (JSON; .gz: gzipped).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    answers: Annotated[bool, typer.Option(help="Print each answer too.")] = False,
+) -> None:
+    """Serve requests through the five stages once, and print what it cost."""
+    import heterolab as hl
+
+    load = hl.replay(requests) if requests else hl.poisson(rate=rate, n=n, seed=seed)
+    pipe = hl.Pipeline(
+        hl.models.encoder(),
+        batch=batch,
+        streams=streams,
+        memory=memory,
+        max_delay_ms=delay,
+        workers=workers,
+        chunk=chunk,
+        payload=payload,
+        returns=returns,
+    )
+    dev = hl.open_device(device or None)
+    result = pipe.run(load, on=dev)
+    if trace:
+        result.trace.save(trace)
+    if html:
+        from heterolab.view.timeline import save_html
+
+        save_html(result, html)
+    report = summary(result)
+    typer.echo(json.dumps(report, indent=1) if as_json else table(report))
+    for line in result.hook_errors:
+        typer.echo(line)
+    if answers and not as_json:
+        for answer in result.answers:
+            typer.echo(f"{answer.question!r} -> {answer.answer!r} ({answer.confidence:.2f})")
+    dev.close()
+
+
+def summary(result: Any) -> dict[str, Any]:
+    """The figures of a run, with their stamp, ready for JSON."""
+    from heterolab.trace import metrics
+
+    card = metrics.balance_card(result)
+    figures: dict[str, Any] = {
+        "stamp": result.stamp,
+        "settings": result.trace.meta["settings"],
+        "answers": len(result.answers),
+        "rejected": len(result.rejected),
+        "failed": len(result.failed),
+        "unserved": len(result.unserved),
+        "reasons": sorted({f"{o.id}: {o.reason}" for o in (*result.rejected, *result.failed)}),
+        "untrained": any(not a.trained for a in result.answers),
+        "wall_ms": result.wall_ns / 1e6,
+        "throughput_per_s": len(result.answers) / max(result.wall_ns, 1) * 1e9,
+        "latency_mean_ms": float(result.latencies_ns.mean() / 1e6) if result.answers else None,
+        "waiting_mean_ms": float(result.waiting_ns.mean() / 1e6) if result.answers else None,
+        "batch_sizes": result.batch_sizes.tolist(),
+        "balance_ms_per_request": card.as_dict(),
+    }
+    return figures
+
+
+def table(report: dict[str, Any]) -> str:
+    """The figures of :func:`summary` as a short table."""
+
+    def ms(value: float | None) -> str:
+        return "–" if value is None else f"{value:.2f} ms"
+
+    sizes = report["batch_sizes"]
+    mean_size = sum(sizes) / len(sizes) if sizes else 0.0
+    rows = [
+        ("where", report["stamp"]),
+        (
+            "answers",
+            f"{report['answers']}" + (" (untrained model: meaningless)" if report["untrained"] else ""),
+        ),
+        ("rejected / failed", f"{report['rejected']} / {report['failed']}"),
+        ("wall", ms(report["wall_ms"])),
+        ("throughput", f"{report['throughput_per_s']:.0f} requests/s"),
+        ("latency, mean", f"{ms(report['latency_mean_ms'])}, of it waiting {ms(report['waiting_mean_ms'])}"),
+        ("batches", f"{len(sizes)}, {mean_size:.1f} requests on average"),
+        *((f"{lane} per request", str(v)) for lane, v in report["balance_ms_per_request"].items()),
+    ]
+    lines = [f"{name:<18} {value}" for name, value in rows]
+    return "\n".join(lines + [f"  not answered: {reason}" for reason in report["reasons"][:20]])
+
+
+@bench.command()
+def simulator(
+    file: Annotated[Path, typer.Argument(help="Stream programs with what a real GPU did.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Replay measured stream programs on the simulator, and print the error by family."""
+    from heterolab.device import score
+
+    typer.echo(score.main(file, as_json=as_json))
+
+
+if __name__ == "__main__":
+    main()
