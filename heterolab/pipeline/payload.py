@@ -44,6 +44,8 @@ class Payload:
         ``fill(out, batch)`` writes the batch into the host buffer's view `out`.
     kernel
         Picks the forward pass that reads it.
+    items
+        ``items(requests, length)``: what the cost of filling scales with.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Payload:
     positions: Callable[[int], int]
     fill: Callable[[NDArray[Any], Batch], None]
     kernel: Callable[[EncoderKernels], Kernel]
+    items: Callable[[int, int], int] = lambda requests, length: requests
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def payload(name: str, model: Encoder) -> Payload:
                 lambda n: n,
                 fill_embeddings,
                 lambda k: k.from_embeddings,
+                lambda requests, length: requests * length,
             )
         case "images_uint8" | "images_float32":
             pictures = generated_pictures(name.removeprefix("images_"))
