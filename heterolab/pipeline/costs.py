@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,10 @@ def stage_costs(model: Encoder) -> dict[str, StageCost]:
     return {
         "preprocess": StageCost(texts, lambda n: _preprocess(model, n)),
         "batch": StageCost(texts, lambda n: _form(model, n)),
-        "pad": StageCost((512, 8_192, 65_536, 524_288, 4_194_304, 33_554_432), lambda n: _pad(model, n)),
+        "pad_ids": StageCost(texts, lambda n: _pad(model, "ids", n)),
+        "pad_embeddings": StageCost((8, 64, 512, 2_048), lambda n: _pad(model, "embeddings", n // 8, 8)),
+        "pad_images_uint8": StageCost(texts, lambda n: _pad(model, "images_uint8", n)),
+        "pad_images_float32": StageCost(texts, lambda n: _pad(model, "images_float32", n)),
         "postprocess": StageCost(texts, lambda n: _postprocess(model, n, "topk")),
         "postprocess_vectors": StageCost(texts, lambda n: _postprocess(model, n, "vectors")),
         "postprocess_logits": StageCost(texts, lambda n: _postprocess(model, n, "logits")),
@@ -78,16 +81,12 @@ def _batch(model: Encoder, n: int) -> Batch:
     return result
 
 
-def _pad(model: Encoder, nbytes: int) -> Job:
-    """Padding writes bytes: of token ids while they are few, of pictures when they are many."""
-    if nbytes <= 65_536:
-        what, row = payload("ids", model), 128
-    else:
-        what, row = payload("images_float32", model), 3 * 224 * 224
-    n = max(1, nbytes // (4 * row))
-    batch = _batch(model, n)
-    shape = (n, *what.row(128))
-    out = np.zeros(shape, what.dtype)
+def _pad(model: Encoder, name: str, n: int, length: int = 128) -> Job:
+    """Fill a host buffer with `n` requests (their rows cut to `length` tokens)."""
+    what = payload(name, model)
+    items = tuple(replace(item, ids=item.ids[:length]) for item in _prepared(model, n))
+    batch = Batch(0, items, length, 0)
+    out = np.zeros((n, *what.row(length)), what.dtype)
     return lambda: what.fill(out, batch)
 
 

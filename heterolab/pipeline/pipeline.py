@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from heterolab.device.base import Background, Device, Event, Host, Memory, Wait
+from heterolab.device.base import Background, Device, Event, Memory, Wait
 from heterolab.errors import InputError, StalledError
 from heterolab.pipeline.batch import Batch, Batcher
 from heterolab.pipeline.hooks import Hook, Hooks
@@ -305,7 +305,8 @@ class Loop:
         shape = (len(batch), *what.row(batch.length))
         padded = slot.host_in.view(*shape)
         self.hooks.fire("transfer", "begin", len(batch), batch.number)
-        self.host.call("pad", what.fill, padded.write(), batch, size=padded.nbytes, batch=batch.number)
+        size = what.items(len(batch), batch.length)
+        self.host.call(f"pad_{what.name}", what.fill, padded.write(), batch, size=size, batch=batch.number)
         copy_in(slot, shape, batch)
         self.hooks.fire("kernels", "begin", len(batch), batch.number)
         result, shape = run_kernels(slot, self.kernels, what, back, batch)
@@ -446,6 +447,3 @@ class Loop:
             tuple(unserved),
             tuple(self.hooks.errors),
         )
-
-
-__all__ = ["Host", "Literal", "Live", "Loop", "Pipeline", "Settings"]
