@@ -287,7 +287,9 @@ class ProcessPool(_ExecutorPool):
             workers, context, initializer=_meet, initargs=(context.Barrier(workers),)
         )
         try:
-            self._executor.submit(os.getpid).result()
+            # A process is started per job as long as none is idle, and none is before all have met.
+            for started in [self._executor.submit(os.getpid) for _ in range(workers)]:
+                started.result()
         except BrokenExecutor as error:
             self._executor.shutdown()
             raise InputError(

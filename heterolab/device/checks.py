@@ -1,0 +1,91 @@
+"""What devices refuse, each with the same words, before anything is enqueued or allocated."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from heterolab.device.base import Buffer, Device, Kernel, Memory
+from heterolab.errors import InputError, OutOfDeviceMemory
+from heterolab.trace.trace import D2H, H2D, KERNEL
+
+
+def copy_kind(device: Device, dst: Buffer, src: Buffer) -> str:
+    """The kind of span a copy makes: ``h2d``, ``d2h``, or ``kernel`` inside the device."""
+    for buffer in (dst, src):
+        _must_be_here(device, buffer)
+    if dst.nbytes != src.nbytes:
+        raise InputError(
+            f"copy of {src!r} ({src.nbytes} bytes) over {dst!r} ({dst.nbytes} bytes): both must have the "
+            "same size. Take a part of the larger one: buffer[a:b] or buffer.view(shape)."
+        )
+    if dst.memory.on_host and src.memory.on_host:
+        raise InputError(
+            f"copy of {src!r} over {dst!r}: both are host memory. Do it on the host: "
+            "dst.write()[...] = src.read()."
+        )
+    if dst.memory.on_host:
+        return D2H
+    return H2D if src.memory.on_host else KERNEL
+
+
+def operands(device: Device, kernel: Kernel, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:
+    """Refuse buffers that a kernel on `device` cannot reach."""
+    for buffer in (*reads, *writes):
+        _must_be_here(device, buffer)
+        if buffer.memory in (Memory.PAGEABLE, Memory.PINNED):
+            raise InputError(
+                f"kernel {kernel.name!r} cannot reach {buffer!r}: it lives in host memory. Copy it to a "
+                "device buffer first (stream.copy), or allocate it with memory='mapped', which kernels "
+                "read over the link."
+            )
+
+
+def _must_be_here(device: Device, buffer: Buffer) -> None:
+    if buffer.device is not device and not buffer.memory.on_host:
+        raise InputError(
+            f"{buffer!r} lives on another device ({buffer.device.name}). Copy it to a host buffer there, "
+            f"and from that one to {device.name}."
+        )
+
+
+def allocation(
+    shape: int | tuple[int, ...], dtype: DTypeLike
+) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
+    """A buffer's shape, dtype and size in bytes, or InputError."""
+    try:
+        sizes = tuple(operator.index(n) for n in (shape if isinstance(shape, tuple) else (shape,)))
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise InputError(
+            f"a buffer of shape {shape!r} and dtype {dtype!r} cannot be made: {error}."
+        ) from None
+    if min(sizes, default=1) < 1:
+        raise InputError(f"a buffer of shape {shape!r} has no elements: every size must be 1 or more.")
+    if kind.hasobject:
+        raise InputError(f"a buffer of dtype {kind} cannot be made: a device holds plain numbers only.")
+    return sizes, kind, prod(sizes) * kind.itemsize
+
+
+def must_fit(device_name: str, what: str, asked: int, free: int, total: int) -> None:
+    """Refuse an allocation that does not fit, with what was asked for and what is free."""
+    if asked > free:
+        raise OutOfDeviceMemory(
+            f"{what} needs {human_bytes(asked)}; {device_name} has {human_bytes(max(free, 0))} free of "
+            f"{human_bytes(total)}. Use a smaller batch, fewer streams or a smaller dtype, or drop buffers "
+            "that are no longer needed."
+        )
+
+
+def human_bytes(count: int) -> str:
+    """``1536`` → ``1.5 KiB``."""
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}" if unit != "bytes" else f"{count} bytes"
+        size /= 1024
+    return f"{size:.4g} TiB"
