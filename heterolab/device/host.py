@@ -134,7 +134,7 @@ class RealHost(Host):
 
     # -- work --------------------------------------------------------------------------
 
-    def call(self, name: str, fn: Callable[..., Any], *args: Any, size: int = 1, batch: int = NONE) -> Any:  # noqa: ARG002 - work takes the time it takes
+    def call(self, name: str, fn: Callable[..., Any], *args: Any, size: int = 1, batch: int = NONE) -> Any:
         op = self.recorder.next_op()
         start = self.now()
         try:
@@ -254,7 +254,7 @@ class ThreadPool(_ExecutorPool):
     def _take_number(self) -> None:
         self._mine.lane = f"worker {next(self._numbers)}"
 
-    def submit(self, name: str, fn: Callable[..., Any], *args: Any, size: int = 1, batch: int = NONE) -> Job:  # noqa: ARG002
+    def submit(self, name: str, fn: Callable[..., Any], *args: Any, size: int = 1, batch: int = NONE) -> Job:
         self._check_open(name)
         job = Job(self.host, name, batch)
         self._executor.submit(self._work, job, fn, args)
@@ -297,7 +297,7 @@ class ProcessPool(_ExecutorPool):
                 "`if __name__ == '__main__':`, because each of them imports the script once."
             ) from error
 
-    def submit(self, name: str, fn: Callable[..., Any], *args: Any, size: int = 1, batch: int = NONE) -> Job:  # noqa: ARG002
+    def submit(self, name: str, fn: Callable[..., Any], *args: Any, size: int = 1, batch: int = NONE) -> Job:
         self._check_open(name)
         _check_importable(name, fn)
         job = Job(self.host, name, batch)
