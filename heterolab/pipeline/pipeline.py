@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from heterolab.device.base import Background, Device, Memory
@@ -122,8 +127,9 @@ class Pipeline:
         what is in flight, and returns what there is."""
         loop = Loop(self, load, on)
         try:
-            while _step(loop):
-                pass
+            with _interrupt_means(loop.stop):
+                while loop.step():
+                    pass
             return loop.finish()
         finally:
             loop.close()
@@ -140,13 +146,24 @@ class Pipeline:
 _payload, _returns = payload, returns  # the constructor's own arguments have these names
 
 
-def _step(loop: Loop) -> bool:
-    """One step; Ctrl-C stops the loop in good order instead of tearing it."""
+@contextmanager
+def _interrupt_means(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C (or a notebook's interrupt) stops the run in good order instead of tearing it at
+    whatever line it was; a second one interrupts as usual."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals go to the main thread only
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop()
+
+    signal.signal(signal.SIGINT, handler)
     try:
-        return loop.step()
-    except KeyboardInterrupt:
-        loop.stop()
-        return True
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Live:
