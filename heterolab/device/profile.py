@@ -1,0 +1,452 @@
+"""What a machine costs: the numbers that the simulator charges, and where they come from.
+
+A profile is one JSON file, in ``profiles/`` or anywhere. Times are nanoseconds, sizes are
+bytes unless a table says otherwise. A *table* is ``{"sizes": [...], "ns": [...]}``: piecewise
+linear between its points, flat below the first, and beyond the last it goes on with the last
+slope. The file has these sections; each holds a ``"source"`` text that says where its numbers
+come from, and a number may be written with decimals::
+
+    format       "heterolab-profile"
+    version      1
+    name         the device in words: "NVIDIA H200"
+    provenance   {"kind": "measured" | "datasheet estimate" | "imagined",
+                  "date": "2026-11-30", "driver": "…", "method": "…"}
+    limits       {"memory_bytes", "pinned_bytes", "streams"}
+    host         costs of device calls on the host thread, see HostCosts
+    waiting      the loop's step, and how late a sleeping host wakes, see Waiting
+    workers      submitting jobs to a pool of CPU workers, see Workers
+    copies       copy engines, see Copies
+    pageable     copies from and to pageable memory, see Pageable; null: they cost what pinned ones do
+    mapped       a table, bytes → ns, of a kernel's reads of host memory over the link (zero-copy);
+                 null: host memory is as near as the device's own
+    gaps         shortest pauses between dependent ops, see Gaps
+    compute      what a kernel without an entry in `kernels` costs, and how kernels share the device
+    cpu_costs    {stage: {"sizes", "ns", "gil", "source"}}: ns of the stage's function on the host at
+                 the `size` that the pipeline passes; "gil" (a number or one a size, default 1) is the
+                 share of that time in which the job holds Python's interpreter lock
+    kernels      {kernel: {"sizes", "ns", "host_ns", "first_host_ns", "source"}}: ns on the device alone,
+                 and how long the host is held for its launches, at the kernel's Work.size; host_ns (a
+                 number, one a size, or absent: launches × host.launch_ns), first_host_ns (more at the
+                 first use in a run, default 0)
+
+A cost that a run needs and the profile lacks raises :class:`ProfileError`: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from heterolab.errors import ProfileError
+
+FORMAT, VERSION = "heterolab-profile", 1
+KINDS = ("measured", "datasheet estimate", "imagined")
+BUILT_IN = Path(__file__).parent / "profiles"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A cost over a size: piecewise linear, extended with its last slope."""
+
+    sizes: tuple[float, ...]
+    ns: tuple[float, ...]
+
+    def at(self, size: float) -> float:
+        """The cost at `size`, in nanoseconds."""
+        sizes, ns = self.sizes, self.ns
+        if size <= sizes[0] or len(sizes) == 1:
+            return ns[0]
+        right = min(bisect_right(sizes, size), len(sizes) - 1)
+        left = right - 1
+        slope = (ns[right] - ns[left]) / (sizes[right] - sizes[left])
+        return ns[left] + (size - sizes[left]) * slope
+
+    @classmethod
+    def constant(cls, ns: float) -> Table:
+        return cls((0.0,), (ns,))
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a profile's numbers come from."""
+
+    kind: str
+    date: str = ""
+    driver: str = ""
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the device can hold: its memory, the host memory one may pin, and streams."""
+
+    memory_bytes: int
+    pinned_bytes: int
+    streams: int = 128
+
+
+@dataclass(frozen=True)
+class HostCosts:
+    """How long the host thread is inside a call to the device.
+
+    ``submit_share`` is the part of a call after which the device has the op; ``start_ns``
+    passes between that and the op's start on an idle device; ``sync_ns`` between the device's
+    falling idle and the return of a synchronize, ``sync_idle_ns`` is a synchronize with
+    nothing to wait for. ``between_ns`` is the Python between two calls, ``first_launch_ns``
+    comes on top the first time a run uses a kernel. ``cores`` are the host's.
+    """
+
+    cores: float
+    launch_ns: float
+    first_launch_ns: float
+    copy_ns: float
+    record_ns: float
+    wait_ns: float
+    between_ns: float
+    sync_ns: float
+    sync_idle_ns: float
+    start_ns: float
+    submit_share: float
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What ``wait_any`` costs: one step of the loop, and the lateness of a sleeping host.
+
+    ``event_ns``: from an event's end to the host's going on; ``job_ns``: from a CPU job's end;
+    ``timer_ns``: after the time it wanted to sleep until.
+    """
+
+    loop_step_ns: float
+    event_ns: float
+    job_ns: float
+    timer_ns: float
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """CPU jobs: the host's cost of submitting one, and its way to an idle worker. For pools of
+    processes also the cost per job and per byte of pickling (absent: not measured)."""
+
+    submit_ns: float
+    start_ns: float
+    process_job_ns: float | None = None
+    pickle_ns_per_byte: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """One engine a direction. Tables: bytes → ns of a copy alone, pinned memory; ``inside``
+    is a copy within device memory.
+
+    While both directions run, each goes at ``both_speed`` of its own speed, and copies larger
+    than ``both_large_bytes`` at ``both_large_speed``. An engine can begin the next copy
+    ``early_ns`` before the end of the one before. A stream's copies go through channel
+    (stream index mod ``channels``), first in, first out; an engine stays with a channel until
+    the channel's next copy is not ready.
+    """
+
+    h2d: Table
+    d2h: Table
+    inside: Table
+    both_speed: float
+    both_large_bytes: float
+    both_large_speed: float
+    early_ns: float
+    channels: int
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Pageable:
+    """Tables over bytes. ``h2d``: how long the host is held while it stages the bytes, in
+    pieces of ``chunk_bytes`` that are copied as soon as they are staged. ``d2h``: how long it
+    is held once the stream has come to the copy."""
+
+    h2d: Table
+    d2h: Table
+    chunk_bytes: float
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Shortest pause between two ops of a stream, by what they are, in ns; ``event_ns`` between
+    streams, through an event; ``legacy_ns`` at the legacy default stream's barrier."""
+
+    copy_kernel_ns: float
+    kernel_copy_ns: float
+    kernel_kernel_ns: float
+    copy_copy_ns: float
+    turn_ns: float
+    event_ns: float
+    legacy_ns: float
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How kernels use the device.
+
+    A kernel without an entry of its own takes ``fixed_ns`` plus the longer of its arithmetic
+    (flops / ``flops_per_ns[dtype]``) and its memory traffic (``memory``: bytes → ns). Blocks
+    are placed on ``sms`` processors of ``threads_per_sm`` threads and ``blocks_per_sm`` blocks;
+    at most ``kernels`` kernels run at once.
+    """
+
+    sms: int
+    threads_per_sm: int
+    blocks_per_sm: int
+    kernels: int
+    fixed_ns: float
+    flops_per_ns: Mapping[str, float]
+    memory: Table
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class CpuCost:
+    """A CPU stage: its time over size, and the share of it that holds the interpreter lock."""
+
+    time: Table
+    gil: Table
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """A kernel by name: its time on the device, and the host's for its launches."""
+
+    time: Table
+    host: Table | None = None
+    first_host_ns: float = 0.0
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """The costs of one machine; see the module for the file they are read from."""
+
+    name: str
+    provenance: Provenance
+    limits: Capacity
+    host: HostCosts
+    waiting: Waiting
+    workers: Workers
+    copies: Copies
+    pageable: Pageable | None
+    mapped: Table | None
+    gaps: Gaps
+    compute: Compute
+    cpu_costs: Mapping[str, CpuCost] = field(default_factory=dict)
+    kernels: Mapping[str, KernelCost] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, name: str | Path) -> DeviceProfile:
+        """The built-in profile of that name (``"h200"``), or the one in a JSON file.
+
+        Raises
+        ------
+        ProfileError
+            There is no such profile, it is not JSON, or something in it is missing or wrong.
+        """
+        path = BUILT_IN / f"{name}.json" if str(name).isidentifier() else Path(name)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ProfileError(
+                f"there is no device profile {str(name)!r}. Built in: {', '.join(cls.names())}. "
+                "Give one of these, or the path of a JSON file that `heterolab calibrate` wrote."
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ProfileError(
+                f"the profile {path.name} cannot be read as JSON ({error}). Fetch it again, or write one "
+                "with `heterolab calibrate`."
+            ) from error
+        return cls.from_json(data, path.name)
+
+    @staticmethod
+    def names() -> list[str]:
+        """The built-in profiles."""
+        return sorted(path.stem for path in BUILT_IN.glob("*.json"))
+
+    @classmethod
+    def from_json(cls, data: Any, origin: str = "this profile") -> DeviceProfile:
+        """A profile from the content of its file, checked before it is believed."""
+        reader = _Reader(origin)
+        data = reader.mapping(data, "the file")
+        if data.get("format") != FORMAT or data.get("version") != VERSION:
+            raise ProfileError(
+                f"{origin} is not a device profile of this version: it needs "
+                f'"format": "{FORMAT}" and "version": {VERSION}.'
+            )
+        provenance = reader.record(Provenance, data, "provenance")
+        if provenance.kind not in KINDS:
+            raise reader.wrong("provenance.kind", provenance.kind, f"one of {', '.join(KINDS)}")
+        return cls(
+            name=reader.text(data, "name"),
+            provenance=provenance,
+            limits=reader.record(Capacity, data, "limits"),
+            host=reader.record(HostCosts, data, "host"),
+            waiting=reader.record(Waiting, data, "waiting"),
+            workers=reader.record(Workers, data, "workers"),
+            copies=reader.record(Copies, data, "copies"),
+            pageable=None if data.get("pageable", 0) is None else reader.record(Pageable, data, "pageable"),
+            mapped=None if data.get("mapped", 0) is None else reader.table(data, "mapped"),
+            gaps=reader.record(Gaps, data, "gaps"),
+            compute=reader.record(Compute, data, "compute"),
+            cpu_costs={k: reader.cpu_cost(v, f"cpu_costs.{k}") for k, v in reader.section(data, "cpu_costs")},
+            kernels={k: reader.kernel(v, f"kernels.{k}") for k, v in reader.section(data, "kernels")},
+        )
+
+    # -- the numbers asked for by name ---------------------------------------------------
+
+    def cpu_cost(self, name: str) -> CpuCost:
+        """The cost of the CPU stage `name`; ProfileError if it was not measured."""
+        try:
+            return self.cpu_costs[name]
+        except KeyError:
+            known = ", ".join(sorted(self.cpu_costs)) or "none"
+            raise ProfileError(
+                f"the profile of {self.name} has no cost for the CPU stage {name!r} (it has: {known}). "
+                f"Measure it on that machine with `heterolab calibrate`, or add cpu_costs.{name} to the file."
+            ) from None
+
+    def flops_per_ns(self, dtype: str) -> float:
+        """Arithmetic rate for `dtype`; ProfileError if it was not measured."""
+        try:
+            return self.compute.flops_per_ns[dtype]
+        except KeyError:
+            known = ", ".join(sorted(self.compute.flops_per_ns)) or "none"
+            raise ProfileError(
+                f"the profile of {self.name} has no arithmetic rate for {dtype} (it has: {known}). Measure "
+                f"it with `heterolab calibrate`, or add compute.flops_per_ns.{dtype} to the file."
+            ) from None
+
+    @property
+    def stamp(self) -> str:
+        """The provenance in a few words, for reprs and figures."""
+        return " ".join(word for word in (self.provenance.kind, self.provenance.date) if word)
+
+
+class _Reader:
+    """Reads a profile's parts, and names what is missing or wrong."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+
+    def wrong(self, place: str, value: object, needed: str) -> ProfileError:
+        shown = repr(value) if len(repr(value)) < 60 else f"{repr(value)[:57]}…"
+        return ProfileError(f"{self.origin}: {place} is {shown}; it must be {needed}.")
+
+    def missing(self, place: str) -> ProfileError:
+        return ProfileError(
+            f"{self.origin} lacks {place}. Add it to the file (heterolab/device/profile.py says what it "
+            "means), or measure the machine with `heterolab calibrate`."
+        )
+
+    def mapping(self, value: Any, place: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.wrong(place, value, "a JSON object")
+        return value
+
+    def section(self, data: dict[str, Any], place: str) -> list[tuple[str, dict[str, Any]]]:
+        entries = self.mapping(data.get(place, {}), place)
+        return [(name, self.mapping(entry, f"{place}.{name}")) for name, entry in entries.items()]
+
+    def text(self, data: dict[str, Any], place: str) -> str:
+        if place not in data:
+            raise self.missing(place)
+        value = data[place]
+        if not isinstance(value, str):
+            raise self.wrong(place, value, "a text")
+        return value
+
+    def number(self, value: Any, place: str, least: float = 0.0) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.wrong(place, value, "a number")
+        if value < least:
+            raise self.wrong(place, value, f"{least:g} or more")
+        return value
+
+    def table(self, data: dict[str, Any], place: str) -> Table:
+        """The table in ``data[last part of place]``."""
+        key = place.rpartition(".")[2]
+        if key not in data:
+            raise self.missing(place)
+        entry = self.mapping(data[key], place)
+        return self.columns(entry, "ns", place)
+
+    def columns(self, entry: dict[str, Any], column: str, place: str) -> Table:
+        """A table from `entry`'s sizes and the given column."""
+        for name in ("sizes", column):
+            if name not in entry:
+                raise self.missing(f"{place}.{name}")
+            if not isinstance(entry[name], list) or not entry[name]:
+                raise self.wrong(f"{place}.{name}", entry[name], "a list of numbers")
+        sizes = tuple(self.number(v, f"{place}.sizes") for v in entry["sizes"])
+        values = tuple(self.number(v, f"{place}.{column}") for v in entry[column])
+        if len(sizes) != len(values):
+            raise self.wrong(f"{place}.{column}", entry[column], f"as long as its sizes ({len(sizes)})")
+        if any(b <= a for a, b in itertools.pairwise(sizes)):
+            raise self.wrong(f"{place}.sizes", entry["sizes"], "in rising order")
+        return Table(sizes, values)
+
+    def either(self, entry: dict[str, Any], column: str, place: str) -> Table:
+        """A column that may be one number for all sizes."""
+        value = entry[column]
+        if isinstance(value, list):
+            return self.columns(entry, column, place)
+        return Table.constant(self.number(value, f"{place}.{column}"))
+
+    def cpu_cost(self, entry: dict[str, Any], place: str) -> CpuCost:
+        gil = self.either({"gil": 1.0} | entry, "gil", place)
+        if max(gil.ns) > 1:
+            raise self.wrong(f"{place}.gil", entry["gil"], "a share, 0 to 1")
+        return CpuCost(self.columns(entry, "ns", place), gil, str(entry.get("source", "")))
+
+    def kernel(self, entry: dict[str, Any], place: str) -> KernelCost:
+        host = self.either(entry, "host_ns", place) if entry.get("host_ns") is not None else None
+        first = self.number(entry.get("first_host_ns", 0), f"{place}.first_host_ns")
+        return KernelCost(self.columns(entry, "ns", place), host, first, str(entry.get("source", "")))
+
+    def record(self, cls: type[T], data: dict[str, Any], place: str) -> T:
+        """The dataclass `cls` from ``data[place]``, each field checked by its type."""
+        if place not in data:
+            raise self.missing(place)
+        entry = self.mapping(data[place], place)
+        values = {}
+        for spec in fields(cls):  # type: ignore[arg-type]
+            if spec.name in entry:
+                values[spec.name] = self._field(spec, entry, f"{place}.{spec.name}")
+            elif spec.default is MISSING:
+                raise self.missing(f"{place}.{spec.name}")
+        return cls(**values)
+
+    def _field(self, spec: Field[Any], entry: dict[str, Any], place: str) -> Any:
+        value, kind = entry[spec.name], str(spec.type)
+        if kind == "Table":
+            return self.table(entry, place)
+        if kind == "str":
+            return self.text(entry, spec.name)
+        if kind.startswith("Mapping"):
+            return {k: self.number(v, f"{place}.{k}", 1e-9) for k, v in self.mapping(value, place).items()}
+        if kind == "int":
+            number = self.number(value, place, 1)
+            if number != int(number):
+                raise self.wrong(place, value, "a whole number")
+            return int(number)
+        if value is None and "None" in kind:
+            return None
+        return self.number(value, place)
