@@ -1,0 +1,224 @@
+"""Lab 03's job: copy in, compute, copy out. How to make one, record it and judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterolab.device.base import Buffer, Device, Kernel, Memory
+from heterolab.errors import InputError
+from heterolab.pipeline.kernels import empty, rounds, vector_add
+from heterolab.trace.trace import D2H, DEVICE_KINDS, H2D, KERNEL, Trace
+
+MIB = 2**20
+
+#: How much a job moves in each direction. A CPU that plays the device copies with the cores
+#: that also compute, so a smaller job shows the same there in less time.
+SIZE_MIB, CPU_SIZE_MIB = 64, 8
+
+Program = Callable[..., Any]
+
+
+def job_mib(dev: Device) -> int:
+    """MiB that a job of this lab moves in each direction on `dev`."""
+    return CPU_SIZE_MIB if dev.source == "cpu-clock" else SIZE_MIB
+
+
+@dataclass(eq=False)
+class Job:
+    """Copy `h_in` to the device, run `kernel` on it in place, copy the result to `h_out`.
+
+    Attributes
+    ----------
+    h_in, h_out
+        Host buffers, uint32, shape (n,).
+    d
+        The device's buffer, same shape; the kernel reads it and writes it.
+    kernel
+        ``launch(job.kernel, reads=[part of d], writes=[the same part])``.
+    """
+
+    h_in: Buffer
+    d: Buffer
+    h_out: Buffer
+    kernel: Kernel
+    expected: NDArray[np.uint32] = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in one direction."""
+        return self.h_in.nbytes
+
+    def parts(self, chunks: int) -> list[slice]:
+        """`chunks` slices that cover the job, in order, as equal as can be."""
+        if not isinstance(chunks, int) or isinstance(chunks, bool) or not 1 <= chunks <= len(self.d):
+            raise InputError(f"parts({chunks!r}): give a whole number of chunks, 1 to {len(self.d)}.")
+        edges = [len(self.d) * i // chunks for i in range(chunks + 1)]
+        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+    def right(self) -> bool:
+        """Whether `h_out` holds NumPy's answer."""
+        return bool(np.array_equal(self.h_out.read(), self.expected))
+
+    def clear(self) -> None:
+        """Forget the last result, so that a program that does nothing is not right."""
+        self.h_out.write()[...] = 0
+
+
+def job(dev: Device, kernel: Kernel, memory: str = "pinned", mib: float | None = None) -> Job:
+    """A copy–compute–copy job on `dev`, with its host buffers in `memory`."""
+    n = int((mib or job_mib(dev)) * MIB) // 4
+    kind = Memory.of(memory)
+    h_in, h_out = (dev.buffer(n, "uint32", kind, name=name) for name in ("h_in", "h_out"))
+    values = h_in.write()
+    values[...] = np.arange(1, n + 1, dtype=np.uint32)
+    expected = values.copy()
+    kernel.run(np, [expected], [expected])
+    return Job(h_in, dev.buffer(n, "uint32", name="d"), h_out, kernel, expected)
+
+
+@dataclass(eq=False)
+class Pair:
+    """One of the seed's two tasks: ``d_c = d_a + d_b`` after `h_a` was copied to `d_a`."""
+
+    h_a: Buffer
+    d_a: Buffer
+    d_b: Buffer
+    d_c: Buffer
+
+
+def pairs(dev: Device, memory: str) -> list[Pair]:
+    """The two tasks of the article's program, float32, with `h_a` in `memory`."""
+    n = job_mib(dev) * MIB // 4
+    made = []
+    for _ in range(2):
+        h_a = dev.buffer(n, "float32", memory, name="h_a")
+        h_a.write()[...] = 1.0
+        made.append(Pair(h_a, *(dev.buffer(n, "float32", name=name) for name in ("d_a", "d_b", "d_c"))))
+    return made
+
+
+# -- run and record ------------------------------------------------------------------------
+
+
+def record(dev: Device, program: Program, *args: Any) -> Trace:
+    """Run ``program(dev, *args)``, wait for the device, and give the trace of just that."""
+    dev.synchronize()
+    dev.collect()
+    spans, op, now = len(dev.host.recorder.spans), dev.host.recorder.ops, dev.host.now()
+    program(dev, *args)
+    dev.synchronize()
+    dev.collect()
+    new = dev.host.recorder.since(spans)
+    return Trace.from_spans(new, dev.source, dev.name, dev.meta(), origin_ns=now, first_op=op)
+
+
+def timed(dev: Device, program: Program, *args: Any) -> Trace:
+    """The trace of a typical run: after a warm-up, the median of three by wall time.
+
+    A simulated run repeats exactly, so there one is enough.
+    """
+    if dev.source == "simulated":
+        return record(dev, program, *args)
+    record(dev, program, *args)
+    runs = [record(dev, program, *args) for _ in range(3)]
+    return sorted(runs, key=lambda trace: trace.wall_ns)[1]
+
+
+def in_chunks(dev: Device, job: Job, chunks: int, streams: int) -> None:
+    """The job in `chunks` parts, dealt out to `streams` streams like cards."""
+    queues = [dev.stream() for _ in range(streams)]
+    for i, part in enumerate(job.parts(chunks)):
+        queue = queues[i % streams]
+        queue.copy(job.d[part], job.h_in[part])
+        queue.launch(job.kernel, reads=[job.d[part]], writes=[job.d[part]])
+        queue.copy(job.h_out[part], job.d[part])
+    dev.synchronize()
+
+
+def serial(dev: Device, job: Job) -> None:
+    """The same work in one piece on one stream: what every speed-up here is measured against."""
+    in_chunks(dev, job, 1, 1)
+
+
+def two_tasks(dev: Device, tasks: list[Pair], streams: int) -> None:
+    """The article's program: copy and add, twice, on one stream or on two."""
+    queues = [dev.stream() for _ in range(streams)]
+    for i, task in enumerate(tasks):
+        queue = queues[i % streams]
+        queue.copy(task.d_a, task.h_a)
+        queue.launch(vector_add(), reads=[task.d_a, task.d_b], writes=[task.d_c])
+    dev.synchronize()
+
+
+# -- what a trace says ----------------------------------------------------------------------
+
+
+def lane_ns(trace: Trace) -> dict[str, int]:
+    """Nanoseconds of work by lane of the device: ``h2d``, ``kernel``, ``d2h``."""
+    return {kind: _length(_merged(trace, kind)) for kind in DEVICE_KINDS}
+
+
+def bytes_moved(trace: Trace) -> dict[str, int]:
+    """Bytes by kind of span."""
+    return {kind: int(trace.kind(kind)["bytes"].sum()) for kind in DEVICE_KINDS}
+
+
+def overlap_ns(trace: Trace, one: Iterable[str], other: Iterable[str]) -> int:
+    """Nanoseconds in which a span of one set of kinds and one of the other run at once."""
+    a, b = _merged(trace, *one), _merged(trace, *other)
+    return sum(max(0, min(x[1], y[1]) - max(x[0], y[0])) for x in a for y in b)
+
+
+def _merged(trace: Trace, *kinds: str) -> list[tuple[int, int]]:
+    """The times in which anything of these kinds runs, as intervals that do not touch."""
+    chosen = trace.kind(*kinds)
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(zip(chosen["start_ns"].tolist(), chosen["end_ns"].tolist(), strict=True)):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: list[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in intervals)
+
+
+def bound_ns(lanes: dict[str, int], chunks: int) -> float:
+    """The least time of a job in `chunks` parts: the first part passes through all lanes, then
+    the longest lane works through the rest."""
+    return (sum(lanes.values()) + (chunks - 1) * max(lanes.values())) / chunks
+
+
+def speed_up_bound(chunks: int) -> float:
+    """The same as a speed-up, with three equal lanes: 3n / (n + 2)."""
+    return 3 * chunks / (chunks + 2)
+
+
+def balanced_rounds(dev: Device) -> int:
+    """The k for which ``rounds(k)`` takes as long as one copy of the job, measured on `dev`."""
+    probe = job(dev, empty())
+    lanes = lane_ns(timed(dev, serial, probe))
+    target = (lanes[H2D] + lanes[D2H]) / 2
+
+    def kernel_ns(k: int) -> int:
+        part = slice(0, len(probe.d))
+
+        def launch(dev: Device) -> None:
+            dev.default_stream.launch(rounds(k), reads=[probe.d[part]], writes=[probe.d[part]])
+
+        return lane_ns(timed(dev, launch))[KERNEL]
+
+    k = 1
+    while kernel_ns(2 * k) < target and k < 2**15:
+        k *= 2
+    low, high = kernel_ns(k), kernel_ns(2 * k)
+    if low >= target or high <= low:
+        return k
+    return round(k + k * (target - low) / (high - low))
