@@ -21,7 +21,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from heterolab.device import checks
 from heterolab.device.base import Array, Buffer, Device, Event, Kernel, Limits, Memory, Stream
-from heterolab.device.host import LONGEST_SLEEP_S, Completion, RealHost, usable_cores
+from heterolab.device.host import LONGEST_SLEEP_S, Completion, RealHost, machine_memory, usable_cores
 from heterolab.device.order import Clock, Order
 from heterolab.errors import InputError
 from heterolab.trace.trace import API, D2H, DEFAULT_STREAM, H2D, KERNEL, NO_STREAM, NONE, SYNC, Span
@@ -448,16 +447,6 @@ class CpuDevice(Device):
 def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
     array: NDArray[Any] = buffer.array
     return array.reshape(-1).view(np.uint8)
-
-
-def machine_memory() -> int:
-    """Bytes of memory this process may use: the machine's, or its container's limit."""
-    total = 4 * 2**30
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):
-        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return total
 
 
 def _one_blas_thread() -> Any:
