@@ -1,6 +1,6 @@
-"""Kernels of our own: CUDA C++ on a GPU, NumPy everywhere else.
+"""Stage 4, on the device: the kernels of a batch, and those of our own.
 
-Each kernel here is a pair. The NumPy function is the *reference*: it says what is computed, in
+Each kernel of our own here is a pair. The NumPy function is the *reference*: it says what is computed, in
 a few lines, and every device must match it. The CUDA source says how thousands of threads
 share that work. The pattern of all of them: work out which element is mine from
 ``blockIdx``, ``blockDim`` and ``threadIdx``, check that it exists, compute it.
@@ -10,12 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from heterolab.device.base import Array, Buffer, CudaSource, Kernel, Work
 from heterolab.errors import InputError
+
+if TYPE_CHECKING:
+    from heterolab.models.encoder import EncoderKernels
+    from heterolab.pipeline.batch import Batch
+    from heterolab.pipeline.payload import Payload, Returns
+    from heterolab.pipeline.transfer import Slot
+
+
+def run_kernels(
+    slot: Slot, kernels: EncoderKernels, payload: Payload, returns: Returns, batch: Batch
+) -> tuple[Buffer, tuple[int, ...]]:
+    """Enqueue a batch's kernels: forward pass, pooling, and what makes the result of the vectors.
+
+    Returns
+    -------
+    The buffer that holds the result, and the shape of the part of it that is this batch's.
+    """
+    n, positions = len(batch), payload.positions(batch.length)
+    padded = slot.device_in.view(n, *payload.row(batch.length))
+    hidden = slot.hidden.view(n, positions, slot.vectors.shape[0] // slot.lengths.shape[0])
+    lengths, vectors = slot.lengths.view(n), slot.vectors.view(n, hidden.shape[2])
+    launch = slot.stream.launch
+    launch(payload.kernel(kernels), [padded], [hidden, lengths], batch=batch.number)
+    launch(kernels.pool, [hidden, lengths], [vectors], batch=batch.number)
+    if returns.kernel is None:
+        return slot.vectors, vectors.shape
+    shape = (n, *returns.row)
+    launch(returns.kernel(kernels), [vectors], [slot.result.view(*shape)], batch=batch.number)
+    return slot.result, shape
+
 
 #: Threads of a block. The block reductions below need a power of two.
 THREADS = 128

@@ -136,7 +136,7 @@ def returns(name: str, model: Encoder) -> Returns:
 
 
 def generated_pictures(dtype: str, seed: int = 0) -> NDArray[Any]:
-    """Pictures of smooth noise, shape (PICTURES, 3, 224, 224): uint8 in 0…255, or float32 in 0…1."""
+    """Pictures of smooth noise, shape (PICTURES, 3, 224, 224): 0…255, as uint8 or float32."""
     coarse = np.random.default_rng(seed).integers(0, 256, (PICTURES, 3, 14, 14), dtype=np.uint8)
     pictures = coarse.repeat(16, axis=2).repeat(16, axis=3)
-    return pictures if dtype == "uint8" else (pictures / np.float32(255)).astype(np.float32)
+    return pictures.astype(dtype)
