@@ -1,0 +1,72 @@
+"""What all tests share: a device of each kind, and what may be missing where."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import heterolab as hl
+from heterolab.device import cuda
+from heterolab.device.base import Device
+
+#: The kinds of device that every test of the seam and the pipeline runs on.
+DEVICES = ("sim:h200", "cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+
+
+@pytest.fixture(scope="session")
+def no_gpu() -> str:
+    """Why there is no CUDA device here; empty where there is one."""
+    return cuda.why_not()
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """A fresh device of each kind, closed after the test."""
+    opened = hl.open_device(request.param)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def cpu_device() -> Iterator[Device]:
+    """A fresh CPU device, closed after the test."""
+    opened = hl.open_device("cpu")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _gpu_tests_need_a_gpu(request: pytest.FixtureRequest) -> None:
+    """Tests marked `gpu` are skipped where there is none, CI included, with the reason.
+
+    It depends on nothing that opens a device, so it runs before the `device` fixture does.
+    """
+    if request.node.get_closest_marker("gpu"):
+        reason = request.getfixturevalue("no_gpu")
+        if reason:
+            pytest.skip(f"no GPU: {reason}")
+
+
+def find(what: str) -> bool:
+    """Whether a module can be imported, or a program is on the path."""
+    return importlib.util.find_spec(what) is not None or shutil.which(what) is not None
+
+
+@pytest.fixture(scope="session")
+def need() -> Callable[..., None]:
+    """``need("torch")`` skips the test where neither a module nor a program of that name (or of
+    one of the names) is there. In CI, where all of them are installed, that is a failure."""
+
+    def need_any_of(*names: str) -> None:
+        if any(find(name) for name in names):
+            return
+        missing = f"this test needs {' or '.join(names)}, which is not installed here."
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{missing} CI has to install it: a skip would hide that it was not tested.")
+        pytest.skip(missing)
+
+    return need_any_of
