@@ -1,0 +1,478 @@
+"""A simulated GPU: ops cost what a machine's profile says, values are computed for real.
+
+The host's side is in ``simhost.py``, the device's physics in ``engines.py``; here is the
+device that programs see. An op's effect on memory takes place at its virtual *end*, so that a
+program which reads too early reads old values here too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from heterolab.device import checks
+from heterolab.device.base import Array, Buffer, Device, Event, Kernel, Limits, Memory, Stream, Work
+from heterolab.device.engines import Gpu, Op, cost_of, gap_between
+from heterolab.device.order import Clock, Order, Races
+from heterolab.device.profile import DeviceProfile
+from heterolab.device.simhost import SimHost
+from heterolab.errors import InputError
+from heterolab.trace.trace import API, D2H, DEFAULT_STREAM, H2D, KERNEL, NO_STREAM, NONE, SYNC, Span
+
+_LANES = {H2D: "h2d", D2H: "d2h", KERNEL: "gpu"}
+
+
+class SimEvent(Event):
+    """A mark in a simulated stream: the ops that were its last when it was recorded."""
+
+    def __init__(self, device: SimDevice, op: int, past: Clock | None, ops: list[Op]) -> None:
+        self.device, self.op, self.ops, self._past = device, op, ops, past
+
+    @property
+    def done(self) -> bool:
+        self.device.host.catch_up()
+        for op in self.ops:
+            if not op.done:
+                return False
+        if self._past is not None and self.device.order is not None:
+            self.device.order.host_saw(self._past)
+            self._past = None
+        return True
+
+    @property
+    def past(self) -> Clock | None:
+        return self._past
+
+    def result(self) -> None:
+        if not self.done:
+            raise InputError(f"{self!r} is not done yet. Wait for it first: host.wait_any([it]).")
+        self.device.tell(self.ops, self)
+
+    def __repr__(self) -> str:
+        return f"<event {self.op}, {'done' if all(op.done for op in self.ops) else 'not done'}>"
+
+
+class SimStream(Stream):
+    """A queue on a simulated device: each op waits for the one before, and for events."""
+
+    device: SimDevice
+
+    def __init__(self, device: SimDevice, index: int, non_blocking: bool) -> None:
+        self.device, self.index, self.non_blocking = device, index, non_blocking
+        self.last: Op | None = None
+        #: Ops of other streams that the next op has to wait for, through events.
+        self.awaited: list[Op] = []
+
+    def copy(self, dst: Buffer, src: Buffer, *, batch: int = NONE) -> int:
+        device = self.device
+        kind = checks.copy_kind(device, dst, src)
+        device.check("copy", self, (src,), (dst,))
+        op = device.new_op(kind, "copy", self, dst.nbytes, batch)
+        pageable = device.profile.pageable
+        if kind == KERNEL:
+            op.work_ns = device.host.noisy(device.profile.copies.inside.at(op.nbytes))
+            device.set_copy_effect(op, dst, src)
+            return device.issue(op, "copy", device.costs.copy_ns, self)
+        table = device.profile.copies.h2d if kind == H2D else device.profile.copies.d2h
+        op.work_ns = device.host.noisy(table.at(op.nbytes))
+        op.channel = self.index
+        if pageable is not None and src.memory is Memory.PAGEABLE:
+            return device.issue_staged(op, dst, src, self, pageable)
+        device.set_copy_effect(op, dst, src)
+        if pageable is not None and dst.memory is Memory.PAGEABLE:
+            return device.issue_drained(op, self, pageable)
+        return device.issue(op, "copy", device.costs.copy_ns, self)
+
+    def launch(
+        self,
+        kernel: Kernel,
+        reads: Sequence[Buffer] = (),
+        writes: Sequence[Buffer] = (),
+        *,
+        batch: int = NONE,
+    ) -> int:
+        device = self.device
+        checks.operands(device, kernel, reads, writes)
+        device.check(kernel.name, self, reads, writes)
+        work = kernel.work(reads, writes)
+        op = device.new_op(KERNEL, kernel.name, self, int(work.bytes), batch)
+        device.price(op, work, reads, writes)
+        device.set_kernel_effect(op, kernel, reads, writes)
+        return device.issue(op, "launch", device.host_ns(op, work), self, launches=work.launches)
+
+    def record(self) -> SimEvent:
+        device = self.device
+        number = device.call("record", self, device.costs.record_ns)
+        past = device.order.record(self.index) if device.order else None
+        return SimEvent(device, number, past, device.frontier(self))
+
+    def wait(self, event: Event) -> None:
+        device = self.device
+        if not isinstance(event, SimEvent):
+            raise InputError(f"{event!r} is not an event of a stream of {device.name}.")
+        device.call("wait", self, device.costs.wait_ns)
+        if device.order and event.past is not None:
+            device.order.wait(self.index, event.past)
+        self.awaited.extend(op for op in event.ops if op is not self.last)
+
+    def synchronize(self) -> None:
+        self.device.hold([self])
+
+    def __repr__(self) -> str:
+        return f"<stream {self.index} of {self.device.name}>"
+
+
+class SimDevice(Device):
+    """See the module. ``open_device("sim:h200")`` makes one."""
+
+    host: SimHost
+    source = "simulated"
+    default_stream: SimStream
+
+    def __init__(self, profile: DeviceProfile, why: str, races: Races, values: bool, host: SimHost) -> None:
+        self.host, self.profile, self.costs, self._why = host, profile, profile.host, why
+        self.index = host.next_device_index()
+        kind = profile.provenance.kind
+        self.name = profile.name if kind == "measured" else f"{profile.name} ({kind})"
+        self.values = values
+        self.order = None if races == "off" else Order(races)
+        capacity = profile.limits
+        self.limits = Limits(capacity.memory_bytes, capacity.pinned_bytes, capacity.streams)
+        self._gpu = Gpu(host.agenda, profile.copies, profile.compute, self._ended)
+        self._taken = {True: 0, False: 0}  # bytes, by Memory.on_host
+        self._streams: list[SimStream] = []
+        self._used: set[str] = set()  # kernels that ran before
+        self._failed: list[Op] = []
+        self._closed = False
+        self.default_stream = SimStream(self, DEFAULT_STREAM, non_blocking=False)
+
+    @classmethod
+    def open(
+        cls,
+        profile: str | Path | DeviceProfile = "h200",
+        why: str = "",
+        races: Races = "raise",
+        seed: int = 0,
+        jitter: float = 0.0,
+        values: bool = True,
+        host: SimHost | None = None,
+    ) -> SimDevice:
+        """A simulated device.
+
+        Parameters
+        ----------
+        profile
+            A built-in profile's name, a JSON file, or a profile.
+        why
+            Why this device was chosen; its repr says it.
+        races
+            What an access that nothing orders does: ``"raise"``, ``"show"`` (warns, and lets the
+            wrong values through), ``"off"``.
+        seed, jitter
+            Noise on every cost: a relative deviation (0: none), drawn from `seed`.
+        values
+            False: copies and kernels cost time and move no values.
+        host
+            The host to run under, to put several devices on one clock; by default its own.
+
+        Raises
+        ------
+        ProfileError
+            There is no such profile, or it is corrupt.
+        """
+        loaded = profile if isinstance(profile, DeviceProfile) else DeviceProfile.load(profile)
+        return cls(loaded, why, races, values, host or SimHost(loaded, seed, jitter))
+
+    # -- streams and time --------------------------------------------------------------
+
+    def stream(self, non_blocking: bool = True) -> SimStream:
+        self.check_open()
+        if len(self._streams) >= self.limits.streams:
+            raise InputError(f"{self.name} runs at most {self.limits.streams} streams; reuse those you have.")
+        stream = SimStream(self, len(self._streams), non_blocking)
+        self._streams.append(stream)
+        if self.order:
+            self.order.add_stream(stream.index, blocking=not non_blocking)
+        return stream
+
+    def synchronize(self) -> None:
+        self.hold([self.default_stream, *self._streams])
+
+    def hold(self, streams: Sequence[SimStream]) -> None:
+        """Hold the host until `streams` are idle, then raise the first failure not yet told."""
+        self.check_open()
+        host, number = self.host, self.host.recorder.next_op()
+        entry, _ = host.enter(self.costs.between_ns, 0)
+        ops = [op for stream in streams for op in self.frontier(stream)]
+        host.catch_up()
+        idle = all(op.done for op in ops)
+        host.sleep_until(lambda: all(op.done for op in ops), "synchronize()")
+        host.spend(self.costs.sync_idle_ns if idle else self.costs.sync_ns)
+        index = streams[0].index if len(streams) == 1 else NO_STREAM
+        self._span(number, SYNC, "synchronize", index, entry)
+        if self.order:
+            self.order.host_synchronized([stream.index for stream in streams])
+        self.tell(ops, streams)
+
+    def frontier(self, stream: SimStream) -> list[Op]:
+        """The ops that have to end before something new on `stream` may start."""
+        ops = [*stream.awaited, stream.last] if stream.last else list(stream.awaited)
+        for other in self._barrier(stream):
+            ops += [*other.awaited, other.last] if other.last else other.awaited
+        return ops
+
+    def _barrier(self, stream: SimStream) -> Sequence[SimStream]:
+        """The legacy default stream waits for all blocking streams, and they for it."""
+        if stream is self.default_stream:
+            return [other for other in self._streams if not other.non_blocking]
+        return () if stream.non_blocking else (self.default_stream,)
+
+    # -- enqueueing --------------------------------------------------------------------
+
+    def new_op(self, kind: str, name: str, stream: SimStream, nbytes: int, batch: int) -> Op:
+        return Op(self.host.recorder.next_op(), kind, name, stream.index, nbytes, batch)
+
+    def call(self, call: str, stream: SimStream, ns: float, batch: int = NONE) -> int:
+        """A call that enqueues no op: it costs time, and has a number and a span."""
+        self.check_open()
+        number = self.host.recorder.next_op()
+        entry, _ = self.host.enter(self.costs.between_ns, ns)
+        self._span(number, API, call, stream.index, entry, batch)
+        return number
+
+    def issue(self, op: Op, call: str, ns: float, stream: SimStream, launches: int = 1) -> int:
+        """The host enqueues `op` in a call that takes `ns`; returns its number."""
+        entry, exit_ns = self.host.enter(self.costs.between_ns, ns)
+        op.queued_ns = entry
+        share = self.costs.submit_share / launches
+        if launches > 1:  # the last of its launches comes at the end of the call
+            op.not_before_ns = exit_ns + round(op.work_ns / launches)
+        self._submit(op, stream, entry + round(share * (exit_ns - entry)))
+        self._span(op.number, API, call, stream.index, entry, op.batch)
+        return op.number
+
+    def _submit(self, op: Op, stream: SimStream, at_ns: int) -> None:
+        """The device has `op` from `at_ns` on: name what it waits for, and hand it over."""
+        gaps = self.profile.gaps
+        op.ready_ns = at_ns + round(self.costs.start_ns)
+        if stream.last is not None:
+            op.needs(stream.last, gap_between(gaps, stream.last, op))
+        for other in stream.awaited:
+            op.needs(other, gaps.event_ns)
+        for behind in self._barrier(stream):
+            for other in [*behind.awaited, behind.last] if behind.last else behind.awaited:
+                op.needs(other, gap_between(gaps, other, op) + gaps.legacy_ns)
+        stream.last, stream.awaited = op, []
+        self._gpu.submit(op)
+
+    def issue_staged(self, op: Op, dst: Buffer, src: Buffer, stream: SimStream, pageable: Any) -> int:
+        """H2D from pageable memory: the host copies the bytes, piece by piece, into a pinned
+        buffer, and each piece goes over the link while the next one is copied."""
+        if self.values:
+            target, staged = _bytes_of(dst), _bytes_of(src).copy()
+            op.effect = lambda: np.copyto(target, staged)
+        entry, exit_ns = self.host.enter(self.costs.between_ns, pageable.h2d.at(op.nbytes))
+        op.queued_ns = entry
+        pieces = max(1.0, op.nbytes / pageable.chunk_bytes)
+        op.not_before_ns = exit_ns + round(op.work_ns / pieces)
+        first = self.costs.submit_share * self.costs.copy_ns + (exit_ns - entry - self.costs.copy_ns) / pieces
+        self._submit(op, stream, entry + round(max(first, 0)))
+        self._span(op.number, API, "copy", stream.index, entry, op.batch)
+        return op.number
+
+    def issue_drained(self, op: Op, stream: SimStream, pageable: Any) -> int:
+        """D2H to pageable memory: the host waits for the stream, then copies the bytes out."""
+        entry, exit_ns = self.host.enter(self.costs.between_ns, self.costs.copy_ns)
+        op.queued_ns = entry
+        self._submit(op, stream, entry + round(self.costs.submit_share * (exit_ns - entry)))
+        self.host.sleep_until(lambda: op.done, "copy()")
+        self.host.spend(max(0.0, pageable.d2h.at(op.nbytes) - op.work_ns))
+        self._span(op.number, API, "copy", stream.index, entry, op.batch)
+        return op.number
+
+    def _span(self, number: int, kind: str, call: str, stream: int, entry: int, batch: int = NONE) -> None:
+        end = self.host.now()
+        self.host.recorder.add(
+            Span(number, kind, call, "host", stream, self.index, entry, entry, end, 0, batch)
+        )
+
+    # -- what a kernel costs -----------------------------------------------------------
+
+    def price(self, op: Op, work: Work, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:
+        """Time and grid of a kernel: by name, else its own, else by its arithmetic and bytes."""
+        profile, known = self.profile, self.profile.kernels.get(op.name)
+        op.blocks, op.threads = work.blocks, work.threads
+        if work.block_ns:
+            op.work_ns, op.per_block = work.block_ns, True
+        elif known is not None:
+            op.work_ns = known.time.at(work.size)
+        else:
+            rate = profile.flops_per_ns(work.dtype) if work.flops else 1.0
+            op.work_ns = cost_of(work, profile.compute, rate)
+        far = sum(b.nbytes for b in (*reads, *writes) if b.memory is Memory.MAPPED)
+        if far and profile.mapped is not None:
+            over_link = profile.mapped.at(far)
+            op.on_link = over_link > op.work_ns
+            op.work_ns = max(op.work_ns, over_link)
+        op.work_ns = self.host.noisy(op.work_ns)
+
+    def host_ns(self, op: Op, work: Work) -> float:
+        """How long the host is held for a kernel's launches."""
+        known = self.profile.kernels.get(op.name)
+        if known is not None and known.host is not None:
+            ns = known.host.at(work.size)
+        else:
+            ns = work.launches * self.costs.launch_ns
+        if op.name not in self._used:
+            self._used.add(op.name)
+            ns += self.costs.first_launch_ns + (known.first_host_ns if known else 0.0)
+        return ns
+
+    # -- values ------------------------------------------------------------------------
+
+    def set_copy_effect(self, op: Op, dst: Buffer, src: Buffer) -> None:
+        if self.values:
+            target, source = _bytes_of(dst), _bytes_of(src)
+            op.effect = lambda: np.copyto(target, source)
+
+    def set_kernel_effect(
+        self, op: Op, kernel: Kernel, reads: Sequence[Buffer], writes: Sequence[Buffer]
+    ) -> None:
+        if self.values:
+            inputs, outputs = [b.array for b in reads], [b.array for b in writes]
+            recall = kernel.recall
+            if recall is not None:
+                op.effect = lambda: recall(inputs, outputs)
+            else:
+                op.effect = lambda: kernel.run(np, inputs, outputs)
+
+    def _ended(self, op: Op) -> None:
+        """An op has ended: its effect on memory, and its span."""
+        if op.effect is not None:
+            try:
+                op.effect()
+            except Exception as error:
+                error.add_note(f"In the kernel {op.name!r} on stream {op.stream} of {self.name}.")
+                op.error = error
+                self._failed.append(op)
+            op.effect = None
+        self.host.recorder.add(
+            Span(
+                op.number,
+                op.kind,
+                op.name,
+                _LANES[op.kind],
+                op.stream,
+                self.index,
+                op.queued_ns,
+                op.start_ns,
+                op.end_ns,
+                op.nbytes,
+                op.batch,
+                op.after if op.ready_ns > op.queued_ns else NONE,
+            )
+        )
+
+    def tell(self, ops: Sequence[Op], who: object) -> None:
+        """Raise the first failure before `ops`, unless somebody else was told of it."""
+        for failed in self._failed:
+            before = any(op.stream == failed.stream and failed.number <= op.number for op in ops)
+            if before and failed.told in (None, who):
+                failed.told = who
+                assert failed.error is not None
+                raise failed.error
+
+    def collect(self) -> None:
+        """Let all that is due by now have happened: its spans are in the recorder then."""
+        self.host.catch_up()
+
+    # -- memory ------------------------------------------------------------------------
+
+    def buffer(
+        self,
+        shape: int | tuple[int, ...],
+        dtype: DTypeLike = "float32",
+        memory: Memory | str = Memory.DEVICE,
+        name: str = "",
+    ) -> Buffer:
+        self.check_open()
+        memory = Memory.of(memory)
+        if memory is Memory.MANAGED:
+            raise InputError(
+                f"memory='managed': {self.name} does not simulate page faults. Use pinned memory and copies, "
+                "or mapped memory, which kernels read over the link."
+            )
+        sizes, kind, nbytes = checks.allocation(shape, dtype)
+        self._take(nbytes, memory, name)
+        unseen = memory is Memory.DEVICE and not self.values  # nobody will look: one element stands for all
+        array = np.broadcast_to(np.zeros(1, kind), sizes) if unseen else np.zeros(sizes, kind)
+        buffer = Buffer(self, array, memory, name)
+        gone = weakref.finalize(array, self._give_back, nbytes, memory.on_host, buffer.storage)
+        gone.atexit = False
+        return buffer
+
+    def _take(self, nbytes: int, memory: Memory, name: str) -> None:
+        total = self.limits.pinned_bytes if memory.on_host else self.limits.memory_bytes
+        free = total - self._taken[memory.on_host]
+        what = f"buffer {name!r}" if name else "a buffer"
+        checks.must_fit(self.name, f"{what} in {memory.value} memory", nbytes, free, total)
+        self._taken[memory.on_host] += nbytes
+
+    def _give_back(self, nbytes: int, on_host: bool, storage: int) -> None:
+        self._taken[on_host] -= nbytes
+        if self.order:
+            self.order.forget(storage)
+
+    def upload(self, arrays: Mapping[str, NDArray[Any]]) -> Mapping[str, Array]:
+        views = {name: array.view() for name, array in arrays.items()}
+        for view in views.values():
+            view.flags.writeable = False
+        return views
+
+    def host_access(self, buffer: Buffer, writes: bool) -> None:
+        self.check_open()
+        self.host.catch_up()
+        if self.order and writes:
+            self.order.host_op("a write", writes=[buffer])
+        elif self.order:
+            self.order.host_op("a read", reads=[buffer])
+
+    def check(self, what: str, stream: Stream, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:
+        """Refuse a closed device, and an access that nothing orders."""
+        self.check_open()
+        if self.order:
+            self.order.device_op(stream.index, what, reads, writes)
+
+    # -- the end -----------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise InputError(f"{self.name} is closed. Open it again: open_device('sim:…').")
+
+    def close(self) -> None:
+        self._closed = True
+
+    def meta(self) -> dict[str, Any]:
+        return {
+            "profile": self.profile.name,
+            "provenance": asdict(self.profile.provenance),
+            "seed": self.host.seed,
+            "jitter": self.host.jitter,
+            "values": self.values,
+        }
+
+    def __repr__(self) -> str:
+        values = "" if self.values else "; costs only, no values"
+        why = f"; {self._why}" if self._why else ""
+        return f"<simulated {self.profile.name}, costs {self.profile.stamp}{values}{why}>"
+
+
+def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
+    array: NDArray[Any] = buffer.array
+    return array.reshape(-1).view(np.uint8)
