@@ -28,7 +28,7 @@ LOGITS = 49152
 #: counts them; a matrix product of strided operands copies each of them first.
 FORWARD_LAUNCHES = 379
 EMBEDDINGS_LAUNCHES = 379
-IMAGES_LAUNCHES = 6
+IMAGES_LAUNCHES = 8
 
 #: Forward results remembered for simulated runs, in bytes.
 MEMORY_BYTES = 128 << 20
