@@ -208,7 +208,7 @@ class SimDevice(Device):
         """Hold the host until `streams` are idle, then raise the first failure not yet told."""
         self.check_open()
         host, number = self.host, self.host.recorder.next_op()
-        entry, _ = host.enter(self.costs.between_ns, 0)
+        entry, _ = host.enter(self.costs.between_ns, 0, held=True)
         ops = [op for stream in streams for op in self.frontier(stream)]
         host.catch_up()
         idle = all(op.done for op in ops)
@@ -277,7 +277,7 @@ class SimDevice(Device):
         if self.values:
             target, staged = _bytes_of(dst), _bytes_of(src).copy()
             op.effect = lambda: np.copyto(target, staged)
-        entry, exit_ns = self.host.enter(self.costs.between_ns, pageable.h2d.at(op.nbytes))
+        entry, exit_ns = self.host.enter(self.costs.between_ns, pageable.h2d.at(op.nbytes), held=True)
         op.queued_ns = entry
         pieces = max(1.0, op.nbytes / pageable.chunk_bytes)
         op.not_before_ns = exit_ns + round(op.work_ns / pieces)
@@ -288,7 +288,7 @@ class SimDevice(Device):
 
     def issue_drained(self, op: Op, stream: SimStream, pageable: Any) -> int:
         """D2H to pageable memory: the host waits for the stream, then copies the bytes out."""
-        entry, exit_ns = self.host.enter(self.costs.between_ns, self.costs.copy_ns)
+        entry, exit_ns = self.host.enter(self.costs.between_ns, self.costs.copy_ns, held=True)
         op.queued_ns = entry
         self._submit(op, stream, entry + round(self.costs.submit_share * (exit_ns - entry)))
         self.host.sleep_until(lambda: op.done, "copy()")

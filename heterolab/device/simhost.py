@@ -128,8 +128,11 @@ class SimHost(Host):
             self.agenda.play_one()
         self._now = finished[0]
 
-    def enter(self, between_ns: float, ns: float) -> tuple[int, int]:
-        """The host calls the device: a pause before, then `ns` inside. Gives (entry, exit)."""
+    def enter(self, between_ns: float, ns: float, held: bool = False) -> tuple[int, int]:
+        """The host calls the device: a pause before, then `ns` inside. Gives (entry, exit).
+
+        `held` says that the call blocks: its length is the device's doing, not the host's.
+        """
         if between_ns:
             self.spend(between_ns)
         entry = self._now
