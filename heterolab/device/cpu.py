@@ -150,7 +150,7 @@ class CpuStream(Stream):
         )
 
     def record(self) -> CpuEvent:
-        with self.device.api("record", self) as op:
+        with self.device.api("record", self) as (op, _):
             order = self.device.order
             event = CpuEvent(self.device, op, order.record(self.index) if order else None)
             self.device.legacy_barrier(self)
@@ -202,9 +202,9 @@ class CpuStream(Stream):
         self, kind: str, name: str, nbytes: int, batch: int, work: Callable[[], None], held: bool
     ) -> int:
         call = "copy" if name == "copy" else "launch"
-        with self.device.api(call, self, batch) as op:
+        with self.device.api(call, self, batch) as (op, queued_ns):
             self.device.legacy_barrier(self)
-            task = Task(op, kind, name, self.device.host.now(), nbytes, batch, work)
+            task = Task(op, kind, name, queued_ns, nbytes, batch, work)
             self._enqueue(lambda: self._execute(task))
             if held:
                 self.mark().block()
@@ -354,12 +354,12 @@ class CpuDevice(Device):
                 stream.follow(other.mark())
 
     @contextlib.contextmanager
-    def api(self, call: str, stream: Stream, batch: int = NONE) -> Iterator[int]:
-        """The host inside a device call: gives the op number, and records the span."""
+    def api(self, call: str, stream: Stream, batch: int = NONE) -> Iterator[tuple[int, int]]:
+        """The host inside a device call: gives (op number, now), and records the span."""
         self.check_open()
         op, start = self.host.recorder.next_op(), self.host.now()
         try:
-            yield op
+            yield op, start
         finally:
             end = self.host.now()
             self.host.recorder.add(
