@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"heterolab has no {name!r}; it has: {', '.join(__all__)}")
     module = import_module(_HOME[name])
-    value = module if _HOME[name].rpartition(".")[2] == name else getattr(module, name)
+    value = getattr(module, name, module)  # a module (metrics, models) stands for itself
     globals()[name] = value
     return value
 
