@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from heterolab.lab.messages import text
 from heterolab.trace.trace import Trace
+from heterolab.view.catalogue import text
 from heterolab.view.words import describe, duration, table, trace_of
 
 if TYPE_CHECKING:

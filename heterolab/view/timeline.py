@@ -17,9 +17,10 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from heterolab.lab.messages import text
 from heterolab.trace import metrics
 from heterolab.trace.trace import DEFAULT_STREAM, KERNEL, NONE, Span, Trace
+from heterolab.view.catalogue import text
+from heterolab.view.colours import COLOURS, EDGES
 from heterolab.view.page import page
 from heterolab.view.words import Description, describe, duration, lane_name, size, trace_of
 
@@ -28,21 +29,6 @@ if TYPE_CHECKING:
 
 Lanes = Literal["three", "all"]
 
-#: By kind of span, told apart by the colour-blind too (Okabe and Ito's palette).
-COLOURS = {
-    "cpu": "#0072B2",
-    "api": "#56B4E9",
-    "sync": "#E69F00",
-    "wait": "#DDDDDD",
-    "h2d": "#009E73",
-    "d2h": "#D55E00",
-    "kernel": "#CC79A7",
-}
-#: The same, darker.
-EDGES = {
-    kind: "#" + "".join(f"{int(colour[i : i + 2], 16) * 2 // 3:02X}" for i in (1, 3, 5))
-    for kind, colour in COLOURS.items()
-}
 #: Height of a lane in pixels, and of what is not lanes.
 LANE_PX, FRAME_PX = 66, 120
 #: A long span gets a hover point at least every this part of the picture.
@@ -75,6 +61,7 @@ def timeline(
     lanes: Lanes = "three",
     title: str = "",
     bound: bool = False,
+    last_ns: int | None = None,
 ) -> go.Figure:
     """The timeline of a run or trace, or of several on one scale, one under the other.
 
@@ -88,9 +75,12 @@ def timeline(
         What the picture is of.
     bound
         Draw a line where the busiest lane alone would end: no schedule is faster.
+    last_ns
+        Show only what ended in the last so many ns: of a long run that still goes on.
     """
     several = list(shown) if isinstance(shown, Sequence) else [shown]
-    traces = [trace_of(one) for one in several]
+    traces = [_ending_after(trace_of(one), last_ns) for one in several]
+    first = 0 if last_ns is None else min((trace.start_ns for trace in traces), default=0)
     longest = max((trace.end_ns for trace in traces), default=0)
     unit, unit_ns = ("ms", 1e6) if longest >= 10_000_000 else ("µs", 1e3)
     figure = go.Figure()
@@ -103,7 +93,9 @@ def timeline(
         if bound and len(trace):
             _draw_bound(figure, trace, top, unit_ns)
     rows = [row for one in placed for row in one.rows]
-    _lay_out(figure, rows, title, text("timeline.axis", unit=unit), tops, longest / unit_ns)
+    _lay_out(
+        figure, rows, title, text("timeline.axis", unit=unit), tops, (first / unit_ns, longest / unit_ns)
+    )
     figure.layout.meta = {"alt": " ".join(describe(one).alt for one in several)}
     return figure
 
@@ -127,6 +119,10 @@ def save_html(shown: Shown, path: str | Path, *, title: str = "HeteroLab") -> Pa
     picture = timeline(shown).to_html(full_html=False, include_plotlyjs=True, div_id="timeline")
     path.write_text(page(shown, picture, title), encoding="utf-8")
     return path
+
+
+def _ending_after(trace: Trace, last_ns: int | None) -> Trace:
+    return trace if last_ns is None else trace.where(trace["end_ns"] > trace.end_ns - last_ns)
 
 
 # -- where a span lies -------------------------------------------------------------------
@@ -306,13 +302,19 @@ def _draw_bound(figure: go.Figure, trace: Trace, top: float, unit_ns: float) -> 
 
 
 def _lay_out(
-    figure: go.Figure, rows: list[Row], title: str, axis: str, tops: list[float], end: float
+    figure: go.Figure,
+    rows: list[Row],
+    title: str,
+    axis: str,
+    tops: list[float],
+    reach: tuple[float, float],
 ) -> None:
+    start, end = reach
     lowest = min((row.y for row in rows), default=0.0)
     axes: dict[str, Any] = {
         "xaxis": {
             "title": {"text": axis},
-            "range": [0, end * 1.01 or 1],
+            "range": [start, end + 0.01 * (end - start) if end > start else start + 1],
             "zeroline": False,
             "gridcolor": "#EEEEEE",
         },

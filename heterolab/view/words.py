@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from heterolab.lab.messages import text
 from heterolab.trace import metrics
 from heterolab.trace.trace import Trace
+from heterolab.view.catalogue import text
 
 if TYPE_CHECKING:
     from heterolab.pipeline.run import Run
