@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from heterolab.errors import HeteroLabError, InputError
+
+if TYPE_CHECKING:
+    from heterolab.pipeline.preprocess import Rejected
+    from heterolab.pipeline.run import Failed, Run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -112,63 +116,54 @@ def run(
         from heterolab.view.timeline import save_html
 
         save_html(result, html)
-    report = summary(result)
-    typer.echo(json.dumps(report, indent=1) if as_json else table(report))
-    for line in result.hook_errors:
-        typer.echo(line)
+    typer.echo(json.dumps(summary(result), indent=1) if as_json else table(result))
     if answers and not as_json:
         for answer in result.answers:
             typer.echo(f"{answer.question!r} -> {answer.answer!r} ({answer.confidence:.2f})")
     dev.close()
 
 
-def summary(result: Any) -> dict[str, Any]:
+def summary(run: Run) -> dict[str, Any]:
     """The figures of a run, with their stamp, ready for JSON."""
     from heterolab.trace import metrics
 
-    card = metrics.balance_card(result)
-    figures: dict[str, Any] = {
-        "stamp": result.stamp,
-        "settings": result.trace.meta["settings"],
-        "answers": len(result.answers),
-        "rejected": len(result.rejected),
-        "failed": len(result.failed),
-        "unserved": len(result.unserved),
-        "reasons": sorted({f"{o.id}: {o.reason}" for o in (*result.rejected, *result.failed)}),
-        "untrained": any(not a.trained for a in result.answers),
-        "wall_ms": result.wall_ns / 1e6,
-        "throughput_per_s": len(result.answers) / max(result.wall_ns, 1) * 1e9,
-        "latency_mean_ms": float(result.latencies_ns.mean() / 1e6) if result.answers else None,
-        "waiting_mean_ms": float(result.waiting_ns.mean() / 1e6) if result.answers else None,
-        "batch_sizes": result.batch_sizes.tolist(),
-        "balance_ms_per_request": card.as_dict(),
+    return {
+        "stamp": run.stamp,
+        "settings": run.trace.meta["settings"],
+        "answers": len(run.answers),
+        "rejected": len(run.rejected),
+        "failed": len(run.failed),
+        "unserved": len(run.unserved),
+        "reasons": reasons(run),
+        "trained": all(answer.trained for answer in run.answers),
+        "wall_ms": run.wall_ns / 1e6,
+        "throughput_per_s": metrics.throughput_per_s(run),
+        "latency_mean_ms": float(run.latencies_ns.mean() / 1e6) if run.answers else None,
+        "waiting_mean_ms": float(run.waiting_ns.mean() / 1e6) if run.answers else None,
+        "batch_sizes": run.batch_sizes.tolist(),
+        "balance_ms_per_request": metrics.balance_card(run).as_dict(),
+        "gpu_idle_ms_by_cause": {k: v / 1e6 for k, v in metrics.gpu_idle_by_cause(run.trace).items()},
+        "hook_errors": list(run.hook_errors),
     }
-    return figures
 
 
-def table(report: dict[str, Any]) -> str:
-    """The figures of :func:`summary` as a short table."""
+def table(run: Run) -> str:
+    """A run's figures as a short table, then what was not answered and why."""
+    from heterolab.view import words
 
-    def ms(value: float | None) -> str:
-        return "–" if value is None else f"{value:.2f} ms"
+    rows = [("where", run.stamp), *words.figures(run)]
+    width = max(len(name) for name, *_ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    if any(not answer.trained for answer in run.answers):
+        lines.append("The model is untrained: its times mean something, its answers do not.")
+    lines += [f"  not answered: {reason}" for reason in reasons(run)[:20]]
+    return "\n".join([*lines, *run.hook_errors])
 
-    sizes = report["batch_sizes"]
-    mean_size = sum(sizes) / len(sizes) if sizes else 0.0
-    rows = [
-        ("where", report["stamp"]),
-        (
-            "answers",
-            f"{report['answers']}" + (" (untrained model: meaningless)" if report["untrained"] else ""),
-        ),
-        ("rejected / failed", f"{report['rejected']} / {report['failed']}"),
-        ("wall", ms(report["wall_ms"])),
-        ("throughput", f"{report['throughput_per_s']:.0f} requests/s"),
-        ("latency, mean", f"{ms(report['latency_mean_ms'])}, of it waiting {ms(report['waiting_mean_ms'])}"),
-        ("batches", f"{len(sizes)}, {mean_size:.1f} requests on average"),
-        *((f"{lane} per request", str(v)) for lane, v in report["balance_ms_per_request"].items()),
-    ]
-    lines = [f"{name:<18} {value}" for name, value in rows]
-    return "\n".join(lines + [f"  not answered: {reason}" for reason in report["reasons"][:20]])
+
+def reasons(run: Run) -> list[str]:
+    """Why requests got no answer, one line a request."""
+    unanswered: list[Rejected | Failed] = [*run.rejected, *run.failed]
+    return [f"request {output.id}: {output.reason}" for output in unanswered]
 
 
 @bench.command()

@@ -40,12 +40,6 @@ ONLY = {
     "torch": (),
     "plotly": ("heterolab.view", "heterolab.lab"),
     "ipywidgets": ("heterolab.view", "heterolab.lab"),
-    "threading": (
-        "heterolab.device.host",
-        "heterolab.device.cpu",
-        "heterolab.device.cuda",
-        "heterolab.trace.trace",
-    ),
 }
 
 

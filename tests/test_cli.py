@@ -1,0 +1,93 @@
+"""The command line: a table or JSON, the files it writes, and one clear line for a mistake."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import heterolab as hl
+
+
+def heterolab(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "heterolab.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_run_prints_a_table_and_writes_timeline_and_trace(tmp_path) -> None:
+    html, trace = tmp_path / "timeline.html", tmp_path / "run.json"
+    done = heterolab(
+        "run", "--device", "sim:h200", "--batch", "4", "--n", "12", "--html", str(html), "--trace", str(trace)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "simulated" in done.stdout
+    assert "12" in done.stdout
+    assert "requests/s" in done.stdout
+    assert hl.Trace.load(trace).replayed
+    page = html.read_text()
+    assert "simulated" in page
+    assert "<script" in page
+
+
+def test_run_json_is_the_same_for_the_same_seed(tmp_path) -> None:
+    first, second = (
+        heterolab("run", "--device", "sim:h200", "--n", "8", "--seed", "3", "--json").stdout for _ in "ab"
+    )
+    report = json.loads(first)
+    assert first == second
+    assert report["answers"] == 8
+    assert report["stamp"].startswith("simulated")
+    assert sum(report["batch_sizes"]) == 8
+
+
+def test_a_user_s_own_requests_are_replayed_bad_lines_counted_and_html_escaped(tmp_path) -> None:
+    requests, html = tmp_path / "requests.jsonl", tmp_path / "t.html"
+    lines = [
+        json.dumps({"text": "<script>alert(1)</script>"}),
+        "not json",
+        json.dumps({"text": ""}),
+        json.dumps({"text": "What is a GPU?", "at_ms": 3}),
+        json.dumps({"text": "x", "key": "wrong"}),
+    ]
+    requests.write_bytes("\n".join(lines).encode() + b"\n\xff\xfe\n")
+    done = heterolab(
+        "run", "--device", "sim:h200", "--requests", str(requests), "--json", "--html", str(html)
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["answers"] == 2
+    assert report["rejected"] == 4
+    assert len(report["reasons"]) == 4
+    assert "<script>alert(1)</script>" not in html.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "--device", "sim:h900"), "h900"),
+        (("run", "--device", "toaster"), "toaster"),
+        (("run", "--device", "sim:h200", "--batch", "0"), "batch=0"),
+        (("run", "--device", "sim:h200", "--batch", "1000000"), "largest batch that fits"),
+        (("run", "--device", "sim:h200", "--memory", "fast"), "pinned"),
+        (("run", "--device", "sim:h200", "--requests", "/no/such/file.jsonl"), "file.jsonl"),
+        (("run", "--device", "sim:h200", "--rate", "0"), "rate"),
+        (("run", "--device", "sim:/no/such/profile.json"), "profile.json"),
+        (("bench", "simulator", "/no/such/programs.json"), "programs.json"),
+        (("lab", "99"), "03"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(arguments: tuple[str, ...], said: str) -> None:
+    done = heterolab(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_corrupt_profile_is_refused(tmp_path) -> None:
+    profile = tmp_path / "mine.json"
+    profile.write_text('{"name": "mine"')
+    done = heterolab("run", "--device", f"sim:{profile}")
+    assert done.returncode == 2
+    assert "mine.json" in done.stderr
+    assert "Traceback" not in done.stderr
