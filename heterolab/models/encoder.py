@@ -39,8 +39,9 @@ class Encoder:
 
     Attributes
     ----------
-    tokenizer
-        Callable, small enough for a worker process; see :meth:`tokenize`.
+    tokenize
+        ``tokenize(texts)``: one int32 array a text, [CLS] tokens [SEP], at most `max_tokens`,
+        not padded. It is small by itself, without the weights, so a worker process gets it cheaply.
     trained
         False where the weights are random: timing holds, answers mean nothing.
     untrained_because
@@ -52,7 +53,7 @@ class Encoder:
     dim = DIM
 
     def __init__(self, loaded: weights.Loaded, max_tokens: int = 128) -> None:
-        self.tokenizer = Tokenizer(loaded.tokenizer, max_tokens)
+        self.tokenize = Tokenizer(loaded.tokenizer, max_tokens)
         self.max_tokens = max_tokens
         self.untrained_because = loaded.untrained_because
         self.arrays = minilm.arrange(loaded.arrays)
@@ -72,10 +73,6 @@ class Encoder:
     def knowledge(self) -> KnowledgeBase:
         """The questions and answers that requests are matched against."""
         return KnowledgeBase.load()
-
-    def tokenize(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """One int32 array a text: [CLS] tokens [SEP], at most `max_tokens`, not padded."""
-        return self.tokenizer(texts)
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Vectors float32 (n, 384) of length 1, computed here with NumPy, one text at a time.
@@ -123,20 +120,20 @@ def encoder(max_tokens: int = 128) -> Encoder:
 
 @lru_cache(maxsize=2)
 def _encoder(max_tokens: int) -> Encoder:
-    made = Encoder(_loaded(), max_tokens)
-    if made.untrained_because and made.untrained_because != weights.ASKED_FOR:
-        warnings.warn(
-            f"The encoder runs with random weights, so its answers mean nothing (timing holds): "
-            f"{made.untrained_because}",
-            UntrainedWarning,
-            stacklevel=3,
-        )
-    return made
+    return Encoder(_loaded(), max_tokens)
 
 
 @lru_cache(maxsize=1)
 def _loaded() -> weights.Loaded:
-    return weights.load()
+    loaded = weights.load()
+    if loaded.untrained_because not in ("", weights.ASKED_FOR):
+        warnings.warn(
+            "The encoder runs with random weights, so its answers mean nothing (timing holds): "
+            f"{loaded.untrained_because}",
+            UntrainedWarning,
+            stacklevel=4,
+        )
+    return loaded
 
 
 # -- kernels on a device --------------------------------------------------------------------

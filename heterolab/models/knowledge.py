@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class KnowledgeBase:
     categories: tuple[str, ...]
     vectors: NDArray[np.float32]
 
-    @property
+    @cached_property
     def answers(self) -> tuple[str, ...]:
         return tuple(answers[0] for answers in self.all_answers)
 

@@ -46,7 +46,11 @@ extern "C" void launch(int blocks, int threads %(parameters)s) {
         everyone = &meeting; blockIdx.x = block;
         std::vector<std::thread> crew;
         for (int t = 0; t < threads; ++t)
-            crew.emplace_back([=, &meeting] { threadIdx.x = t; %(entry)s(%(names)s); meeting.arrive_and_drop(); });
+            crew.emplace_back([=, &meeting] {
+                threadIdx.x = t;
+                %(entry)s(%(names)s);
+                meeting.arrive_and_drop();
+            });
         for (auto& thread : crew) thread.join();
     }
 }
@@ -65,7 +69,17 @@ def launch(source: CudaSource, reads: Sequence[Any], writes: Sequence[Any], fold
         tail = _LAUNCH % {"parameters": parameters, "entry": source.entry, "names": ", ".join(names)}
         path = folder / f"{source.entry}.cpp"
         path.write_text(_SHIM + code + tail)
-        command = [COMPILER, "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-o", str(library), str(path)]
+        command = [
+            COMPILER,
+            "-std=c++20",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-pthread",
+            "-o",
+            str(library),
+            str(path),
+        ]
         subprocess.run([str(part) for part in command], check=True)
     blocks, threads = source.grid(reads, writes)
     passed = [ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else _scalar(a) for a in arguments]

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heterolab.device.base import Kernel
+from heterolab.device.cuda_kernels import check_arguments
 from heterolab.errors import InputError
 from heterolab.pipeline import kernels
 
@@ -195,6 +196,21 @@ def test_logits_and_what_is_recalled_of_them() -> None:
     assert not computed[:, 10:].any()
 
 
+def test_arguments_have_the_types_that_the_sources_say() -> None:
+    floats, ints = np.zeros((2, 4, 8), np.float32), np.zeros(2, np.int32)
+    words, vectors = np.zeros(4, np.uint32), np.zeros((2, 8), np.float32)
+    launches = [
+        (kernels.vector_add(), [floats, floats], [floats]),
+        (kernels.rounds(3), [words], [words]),
+        (kernels.empty(), [], []),
+        (kernels.pool(), [floats, ints], [vectors]),
+        (kernels.top_k(np.zeros((8, 5), np.float32), 3), [vectors], [np.zeros((2, 2, 3), np.float32)]),
+    ]
+    for kernel, reads, writes in launches:
+        assert kernel.cuda is not None
+        check_arguments(kernel.name, kernel.cuda, kernel.cuda.arguments(reads, writes))
+
+
 # -- all of them ------------------------------------------------------------------------------
 
 
@@ -211,7 +227,16 @@ def test_empty_does_nothing() -> None:
 def test_cuda_compiles(entry: str, tmp_path: Path) -> None:
     path = tmp_path / f"{entry}.cu"
     path.write_text(kernels.SOURCES[entry])
-    command = ["nvcc", "-arch=sm_75", "-cubin", "-Werror", "all-warnings", "-o", str(tmp_path / "out"), str(path)]
+    command = [
+        "nvcc",
+        "-arch=sm_75",
+        "-cubin",
+        "-Werror",
+        "all-warnings",
+        "-o",
+        str(tmp_path / "out"),
+        str(path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"void {entry}(" in kernels.SOURCES[entry]
