@@ -129,7 +129,8 @@ def _loaded() -> weights.Loaded:
     if loaded.untrained_because not in ("", weights.ASKED_FOR):
         warnings.warn(
             "The encoder runs with random weights, so its answers mean nothing (timing holds): "
-            f"{loaded.untrained_because}",
+            f"{loaded.untrained_because} With a network, `python -m heterolab.models fetch` gets the "
+            "trained ones; then restart.",
             UntrainedWarning,
             stacklevel=4,
         )

@@ -144,7 +144,7 @@ def _download(wheel: Wheel, folder: Path) -> Path:
             process.wait()
     if process.returncode:
         reason = said.strip().splitlines()[-1:] or [f"pip ended with {process.returncode}"]
-        raise FetchError(f"pip could not fetch {wanted}: {reason[0]}")
+        raise FetchError(f"pip could not fetch {wanted} ({reason[0]}).")
     archive = next(iter(folder.glob("*.whl")), None)
     if archive is None:
         raise FetchError(f"pip fetched no wheel for {wanted}.")

