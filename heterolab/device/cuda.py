@@ -118,6 +118,10 @@ class CudaEvent(Event):
         if self._error is not None:
             raise self._error
 
+    def block(self) -> None:
+        """Hold the calling thread until the mark is reached, without the interpreter lock."""
+        self.native.synchronize()
+
     def __repr__(self) -> str:
         return f"<event {self.op}, {'done' if self._done else 'not done'}>"
 
