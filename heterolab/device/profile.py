@@ -24,10 +24,10 @@ come from, and a number may be written with decimals::
     cpu_costs    {stage: {"sizes", "ns", "gil", "source"}}: ns of the stage's function on the host at
                  the `size` that the pipeline passes; "gil" (a number or one a size, default 1) is the
                  share of that time in which the job holds Python's interpreter lock
-    kernels      {kernel: {"sizes", "ns", "host_ns", "first_host_ns", "source"}}: ns on the device alone,
+    kernels      {kernel: {"sizes", "ns", "host_ns", "cold_host_ns", "source"}}: ns on the device alone,
                  and how long the host is held for its launches, at the kernel's Work.size; host_ns (a
-                 number, one a size, or absent: launches × host.launch_ns), first_host_ns (more at the
-                 first use in a run, default 0)
+                 number, one a size, or absent: launches × host.launch_ns), cold_host_ns (more when
+                 cold, see HostCosts; default host.cold_launch_ns)
 
 A cost that a run needs and the profile lacks raises :class:`ProfileError`: nothing is guessed.
 """
@@ -95,18 +95,22 @@ class Capacity:
 
 @dataclass(frozen=True)
 class HostCosts:
-    """How long the host thread is inside a call to the device.
+    """How long the host thread is inside a call to the device. ``cores`` are the host's.
 
-    ``submit_share`` is the part of a call after which the device has the op; ``start_ns``
-    passes between that and the op's start on an idle device; ``sync_ns`` between the device's
-    falling idle and the return of a synchronize, ``sync_idle_ns`` is a synchronize with
-    nothing to wait for. ``between_ns`` is the Python between two calls, ``first_launch_ns``
-    comes on top the first time a run uses a kernel. ``cores`` are the host's.
+    ``between_ns`` is the Python between two calls. ``submit_share`` is the part of a call after
+    which the device has the op; ``start_ns`` passes between that and the op's start on an idle
+    device. ``sync_ns`` passes between the device's falling idle and the return of a
+    synchronize; ``sync_idle_ns`` is a synchronize with nothing to wait for.
+
+    The costs above are those of a call that was made just before (warm). CPU work in between
+    throws the call's code and data out of the core's caches, and it costs up to ``cold_…_ns``
+    more: that times ``1 - exp(-work / cold_work_ns)``, plus ``cold_bytes_factor`` times
+    ``1 - exp(-bytes / cold_bytes)`` after staging bytes of pageable memory. A run's first call
+    is cold.
     """
 
     cores: float
     launch_ns: float
-    first_launch_ns: float
     copy_ns: float
     record_ns: float
     wait_ns: float
@@ -115,6 +119,12 @@ class HostCosts:
     sync_idle_ns: float
     start_ns: float
     submit_share: float
+    cold_launch_ns: float = 0.0
+    cold_copy_ns: float = 0.0
+    cold_event_ns: float = 0.0
+    cold_work_ns: float = 1.0
+    cold_bytes: float = 1.0
+    cold_bytes_factor: float = 0.0
     source: str = ""
 
 
@@ -151,10 +161,10 @@ class Copies:
     is a copy within device memory.
 
     While both directions run, each goes at ``both_speed`` of its own speed, and copies larger
-    than ``both_large_bytes`` at ``both_large_speed``. An engine can begin the next copy
-    ``early_ns`` before the end of the one before. A stream's copies go through channel
-    (stream index mod ``channels``), first in, first out; an engine stays with a channel until
-    the channel's next copy is not ready.
+    than ``both_large_bytes`` at ``both_large_speed``. A kernel that reads host memory while a
+    copy runs in the same direction gets ``mapped_share`` of the link. A stream's copies go
+    through channel (stream index mod ``channels``), first in, first out; an engine stays with
+    a channel until the channel's next copy is not ready.
     """
 
     h2d: Table
@@ -163,7 +173,7 @@ class Copies:
     both_speed: float
     both_large_bytes: float
     both_large_speed: float
-    early_ns: float
+    mapped_share: float
     channels: int
     source: str = ""
 
@@ -230,7 +240,7 @@ class KernelCost:
 
     time: Table
     host: Table | None = None
-    first_host_ns: float = 0.0
+    cold_host_ns: float | None = None
     source: str = ""
 
 
@@ -418,8 +428,10 @@ class _Reader:
 
     def kernel(self, entry: dict[str, Any], place: str) -> KernelCost:
         host = self.either(entry, "host_ns", place) if entry.get("host_ns") is not None else None
-        first = self.number(entry.get("first_host_ns", 0), f"{place}.first_host_ns")
-        return KernelCost(self.columns(entry, "ns", place), host, first, str(entry.get("source", "")))
+        cold = entry.get("cold_host_ns")
+        if cold is not None:
+            cold = self.number(cold, f"{place}.cold_host_ns")
+        return KernelCost(self.columns(entry, "ns", place), host, cold, str(entry.get("source", "")))
 
     def record(self, cls: type[T], data: dict[str, Any], place: str) -> T:
         """The dataclass `cls` from ``data[place]``, each field checked by its type."""

@@ -206,6 +206,9 @@ class RecordedHost(SimHost):
         """The next call's recorded entry and exit, in µs."""
         self._times = times
 
+    def work(self, ns: float, gil: float = 1.0) -> None:
+        self.enter(0.0, ns)
+
     def enter(self, between_ns: float, ns: float, held: bool = False) -> tuple[int, int]:
         entry_us, exit_us = self._times
         self.spend((entry_us - self._last_exit_us) * 1000)
@@ -267,7 +270,7 @@ class _Steps:
         elif kind == "sync":
             self.device.synchronize()
         else:
-            self.device.host.enter(self.device.costs.between_ns, op["us"] * 1000)
+            self.device.host.work(op["us"] * 1000)
 
     def _stream(self, index: int) -> SimStream:
         return self.device.default_stream if index < 0 else self.streams[index]

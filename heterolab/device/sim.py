@@ -10,17 +10,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from math import ceil, exp
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from heterolab.device import checks
 from heterolab.device.base import Array, Buffer, Device, Event, Kernel, Limits, Memory, Stream, Work
-from heterolab.device.engines import Gpu, Op, cost_of, gap_between
+from heterolab.device.engines import Gpu
+from heterolab.device.op import Op, gap_between, roofline_ns
 from heterolab.device.order import Clock, Order, Races
-from heterolab.device.profile import DeviceProfile
+from heterolab.device.profile import DeviceProfile, Pageable
 from heterolab.device.simhost import SimHost
 from heterolab.errors import InputError
 from heterolab.trace.trace import API, D2H, DEFAULT_STREAM, H2D, KERNEL, NO_STREAM, NONE, SYNC, Span
@@ -78,16 +80,15 @@ class SimStream(Stream):
         if kind == KERNEL:
             op.work_ns = device.host.noisy(device.profile.copies.inside.at(op.nbytes))
             device.set_copy_effect(op, dst, src)
-            return device.issue(op, "copy", device.costs.copy_ns, self)
+            return device.issue(op, "copy", device.copy_ns(), self)
         table = device.profile.copies.h2d if kind == H2D else device.profile.copies.d2h
         op.work_ns = device.host.noisy(table.at(op.nbytes))
-        op.channel = self.index
         if pageable is not None and src.memory is Memory.PAGEABLE:
             return device.issue_staged(op, dst, src, self, pageable)
         device.set_copy_effect(op, dst, src)
         if pageable is not None and dst.memory is Memory.PAGEABLE:
             return device.issue_drained(op, self, pageable)
-        return device.issue(op, "copy", device.costs.copy_ns, self)
+        return device.issue(op, "copy", device.copy_ns(), self)
 
     def launch(
         self,
@@ -108,7 +109,7 @@ class SimStream(Stream):
 
     def record(self) -> SimEvent:
         device = self.device
-        number = device.call("record", self, device.costs.record_ns)
+        number = device.call("record", self)
         past = device.order.record(self.index) if device.order else None
         return SimEvent(device, number, past, device.frontier(self))
 
@@ -116,7 +117,7 @@ class SimStream(Stream):
         device = self.device
         if not isinstance(event, SimEvent):
             raise InputError(f"{event!r} is not an event of a stream of {device.name}.")
-        device.call("wait", self, device.costs.wait_ns)
+        device.call("wait", self)
         if device.order and event.past is not None:
             device.order.wait(self.index, event.past)
         self.awaited.extend(op for op in event.ops if op is not self.last)
@@ -147,7 +148,7 @@ class SimDevice(Device):
         self._gpu = Gpu(host.agenda, profile.copies, profile.compute, self._ended)
         self._taken = {True: 0, False: 0}  # bytes, by Memory.on_host
         self._streams: list[SimStream] = []
-        self._used: set[str] = set()  # kernels that ran before
+        self._called: dict[str, tuple[float, float]] = {}  # a call → the host's work until its last
         self._failed: list[Op] = []
         self._closed = False
         self.default_stream = SimStream(self, DEFAULT_STREAM, non_blocking=False)
@@ -238,13 +239,31 @@ class SimDevice(Device):
     def new_op(self, kind: str, name: str, stream: SimStream, nbytes: int, batch: int) -> Op:
         return Op(self.host.recorder.next_op(), kind, name, stream.index, nbytes, batch)
 
-    def call(self, call: str, stream: SimStream, ns: float, batch: int = NONE) -> int:
+    def call(self, call: Literal["record", "wait"], stream: SimStream) -> int:
         """A call that enqueues no op: it costs time, and has a number and a span."""
         self.check_open()
-        number = self.host.recorder.next_op()
-        entry, _ = self.host.enter(self.costs.between_ns, ns)
-        self._span(number, API, call, stream.index, entry, batch)
+        number, costs = self.host.recorder.next_op(), self.costs
+        warm = costs.record_ns if call == "record" else costs.wait_ns
+        entry, _ = self.host.enter(costs.between_ns, warm + self._cold(call) * costs.cold_event_ns)
+        self._span(number, API, call, stream.index, entry)
         return number
+
+    def copy_ns(self) -> float:
+        """How long the host is inside a copy's call that does not block."""
+        return self.costs.copy_ns + self._cold("copy") * self.costs.cold_copy_ns
+
+    def _cold(self, call: str) -> float:
+        """How cold the host's caches are for this call: 0 just after the same call, 1 (or more,
+        once memory was staged) after much other work, see HostCosts."""
+        host, costs = self.host, self.costs
+        now, last = (host.worked_ns, host.staged_bytes), self._called.get(call)
+        if now == last:
+            return 0.0
+        self._called[call] = now
+        if last is None:
+            return 1.0
+        work = 1 - exp(-(now[0] - last[0]) / costs.cold_work_ns)
+        return work + costs.cold_bytes_factor * (1 - exp(-(now[1] - last[1]) / costs.cold_bytes))
 
     def issue(self, op: Op, call: str, ns: float, stream: SimStream, launches: int = 1) -> int:
         """The host enqueues `op` in a call that takes `ns`; returns its number."""
@@ -271,28 +290,31 @@ class SimDevice(Device):
         stream.last, stream.awaited = op, []
         self._gpu.submit(op)
 
-    def issue_staged(self, op: Op, dst: Buffer, src: Buffer, stream: SimStream, pageable: Any) -> int:
+    def issue_staged(self, op: Op, dst: Buffer, src: Buffer, stream: SimStream, costs: Pageable) -> int:
         """H2D from pageable memory: the host copies the bytes, piece by piece, into a pinned
         buffer, and each piece goes over the link while the next one is copied."""
         if self.values:
             target, staged = _bytes_of(dst), _bytes_of(src).copy()
             op.effect = lambda: np.copyto(target, staged)
-        entry, exit_ns = self.host.enter(self.costs.between_ns, pageable.h2d.at(op.nbytes), held=True)
+        held_ns = costs.h2d.at(op.nbytes) + self.copy_ns() - self.costs.copy_ns
+        entry, exit_ns = self.host.enter(self.costs.between_ns, held_ns, held=True)
+        self.host.staged_bytes += op.nbytes
         op.queued_ns = entry
-        pieces = max(1.0, op.nbytes / pageable.chunk_bytes)
-        op.not_before_ns = exit_ns + round(op.work_ns / pieces)
-        first = self.costs.submit_share * self.costs.copy_ns + (exit_ns - entry - self.costs.copy_ns) / pieces
-        self._submit(op, stream, entry + round(max(first, 0)))
+        pieces = ceil(op.nbytes / costs.chunk_bytes)
+        last_piece = op.nbytes - (pieces - 1) * costs.chunk_bytes
+        op.not_before_ns = exit_ns + round(self.profile.copies.h2d.at(last_piece) + self.costs.start_ns)
+        self._submit(op, stream, entry + round((exit_ns - entry) * min(1.0, costs.chunk_bytes / op.nbytes)))
         self._span(op.number, API, "copy", stream.index, entry, op.batch)
         return op.number
 
-    def issue_drained(self, op: Op, stream: SimStream, pageable: Any) -> int:
+    def issue_drained(self, op: Op, stream: SimStream, costs: Pageable) -> int:
         """D2H to pageable memory: the host waits for the stream, then copies the bytes out."""
-        entry, exit_ns = self.host.enter(self.costs.between_ns, self.costs.copy_ns, held=True)
+        entry, exit_ns = self.host.enter(self.costs.between_ns, self.copy_ns(), held=True)
         op.queued_ns = entry
         self._submit(op, stream, entry + round(self.costs.submit_share * (exit_ns - entry)))
         self.host.sleep_until(lambda: op.done, "copy()")
-        self.host.spend(max(0.0, pageable.d2h.at(op.nbytes) - op.work_ns))
+        self.host.spend(max(0.0, costs.d2h.at(op.nbytes) - op.work_ns))
+        self.host.staged_bytes += op.nbytes
         self._span(op.number, API, "copy", stream.index, entry, op.batch)
         return op.number
 
@@ -314,7 +336,7 @@ class SimDevice(Device):
             op.work_ns = known.time.at(work.size)
         else:
             rate = profile.flops_per_ns(work.dtype) if work.flops else 1.0
-            op.work_ns = cost_of(work, profile.compute, rate)
+            op.work_ns = roofline_ns(work, profile.compute, rate)
         far = sum(b.nbytes for b in (*reads, *writes) if b.memory is Memory.MAPPED)
         if far and profile.mapped is not None:
             over_link = profile.mapped.at(far)
@@ -325,14 +347,10 @@ class SimDevice(Device):
     def host_ns(self, op: Op, work: Work) -> float:
         """How long the host is held for a kernel's launches."""
         known = self.profile.kernels.get(op.name)
-        if known is not None and known.host is not None:
-            ns = known.host.at(work.size)
-        else:
-            ns = work.launches * self.costs.launch_ns
-        if op.name not in self._used:
-            self._used.add(op.name)
-            ns += self.costs.first_launch_ns + (known.first_host_ns if known else 0.0)
-        return ns
+        if known is None or known.host is None:
+            return work.launches * self.costs.launch_ns + self._cold("launch") * self.costs.cold_launch_ns
+        extra = self.costs.cold_launch_ns if known.cold_host_ns is None else known.cold_host_ns
+        return known.host.at(work.size) + self._cold(op.name) * extra
 
     # -- values ------------------------------------------------------------------------
 

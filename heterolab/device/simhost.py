@@ -28,19 +28,19 @@ MAX_WORKERS = 256
 
 
 class Agenda:
-    """What will happen: a heap of (time, priority, number, action)."""
+    """What will happen: a heap of (time, priority, number, action, its arguments)."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, Callable[[], None]]] = []
+        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self._playing = False
         #: The moment of the action that was played last.
         self.now = 0
 
-    def at(self, time_ns: int, priority: int, action: Callable[[], None]) -> None:
-        """Have `action` called at `time_ns`."""
+    def at(self, time_ns: int, priority: int, action: Callable[..., None], *args: Any) -> None:
+        """Have ``action(*args)`` called at `time_ns`."""
         self._count += 1
-        heapq.heappush(self._heap, (time_ns, priority, self._count, action))
+        heapq.heappush(self._heap, (time_ns, priority, self._count, action, args))
 
     def __bool__(self) -> bool:
         return bool(self._heap)
@@ -51,10 +51,10 @@ class Agenda:
 
     def play_one(self) -> None:
         """Go to the next action and do it."""
-        self.now, _, _, action = heapq.heappop(self._heap)
+        self.now, _, _, action, args = heapq.heappop(self._heap)
         self._playing, playing = True, self._playing
         try:
-            action()
+            action(*args)
         finally:
             self._playing = playing
 
@@ -67,8 +67,8 @@ class Agenda:
         pop = heapq.heappop
         try:
             while heap and heap[0][0] <= time_ns:
-                self.now, _, _, action = pop(heap)
-                action()
+                self.now, _, _, action, args = pop(heap)
+                action(*args)
         finally:
             self._playing = False
 
@@ -97,6 +97,9 @@ class SimHost(Host):
         self._now = 0
         self._devices = 0
         self._woken = False
+        #: CPU work and bytes staged by the host thread so far: what makes its caches cold.
+        self.worked_ns = 0.0
+        self.staged_bytes = 0.0
 
     def next_device_index(self) -> int:
         """The index of one more device on this host."""
@@ -128,6 +131,11 @@ class SimHost(Host):
             self.agenda.play_one()
         self._now = finished[0]
 
+    def work(self, ns: float, gil: float = 1.0) -> None:
+        """The host thread computes something of its own for `ns`."""
+        self.worked_ns += ns
+        self.spend(ns, gil)
+
     def enter(self, between_ns: float, ns: float, held: bool = False) -> tuple[int, int]:
         """The host calls the device: a pause before, then `ns` inside. Gives (entry, exit).
 
@@ -156,7 +164,7 @@ class SimHost(Host):
         try:
             return fn(*args)
         finally:
-            self.spend(cost.time.at(size), cost.gil.at(size))
+            self.work(cost.time.at(size), cost.gil.at(size))
             self.recorder.add(Span(op, CPU, name, "host", NO_STREAM, NONE, start, start, self._now, 0, batch))
 
     def pool(self, workers: int, kind: Literal["thread", "process"] = "thread") -> Pool:
@@ -173,7 +181,7 @@ class SimHost(Host):
 
     def wait_any(self, waits: Sequence[Wait], until: int | None = None) -> list[Wait]:
         costs = self.profile.waiting
-        self.spend(costs.loop_step_ns)
+        self.work(costs.loop_step_ns)
         self.catch_up()
         entered = self._now
         while not (done := [wait for wait in waits if wait.done]) and not self._woken:
@@ -249,7 +257,7 @@ class Processor:
             job.speed = cores / (1 + job.gil * (held - job.gil))
             job.version += 1
             end = now + max(0, round(job.left_ns / job.speed))
-            self.agenda.at(end, END, lambda job=job, version=job.version: self._end(job, version))  # type: ignore[misc]
+            self.agenda.at(end, END, self._end, job, job.version)
 
     def _end(self, job: Running, version: int) -> None:
         if job.version != version:
@@ -326,7 +334,7 @@ class SimPool(Pool):
         )
         if self.kind == "process":
             job.cost_ns, job.gil = job.cost_ns + self._pickling_ns(args), 0.0
-        host.spend(self._costs.submit_ns)
+        host.work(self._costs.submit_ns)
         self._queue.append(job)
         host.agenda.at(host.now() + round(self._costs.start_ns), BEGIN, self._start)
         host.catch_up()
