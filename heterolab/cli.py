@@ -155,7 +155,7 @@ def table(run: Run) -> str:
     width = max(len(name) for name, *_ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
     if any(not answer.trained for answer in run.answers):
-        lines.append("The model is untrained: its times mean something, its answers do not.")
+        lines.append("Untrained weights: the times mean something, the answers do not.")
     lines += [f"  not answered: {reason}" for reason in reasons(run)[:20]]
     return "\n".join([*lines, *run.hook_errors])
 

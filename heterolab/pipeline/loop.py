@@ -184,7 +184,7 @@ class Loop:
             result,
             back,
             model.knowledge,
-            model.trained,
+            model.trained and self.pipeline.payload.trained,
             size=len(batch),
             batch=batch.number,
         )

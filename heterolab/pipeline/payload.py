@@ -46,6 +46,8 @@ class Payload:
         Picks the forward pass that reads it.
     items
         ``items(requests, length)``: what the cost of filling scales with.
+    trained
+        False where the forward pass that reads it has random weights, whatever the model has.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Payload:
     fill: Callable[[NDArray[Any], Batch], None]
     kernel: Callable[[EncoderKernels], Kernel]
     items: Callable[[int, int], int] = lambda requests, length: requests
+    trained: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ def payload(name: str, model: Encoder) -> Payload:
                 lambda _: PATCHES,
                 fill_images(pictures),
                 lambda k: k.from_images,
+                trained=False,
             )
     raise InputError(
         f"payload={name!r} is not known. Choose from: ids, embeddings, images_uint8, images_float32."
