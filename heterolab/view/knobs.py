@@ -35,7 +35,7 @@ class Knob:
         if isinstance(choices, str) or not len(choices) or (is_range and choices[0] >= choices[1]):
             raise InputError(text("panel.bad_choices", name=name, choices=repr(choices)))
         self.name, self.is_range = name, is_range
-        self.choices = tuple(choices)
+        self.choices = tuple(choices) if is_range else list(choices)
         value = self.choices[0] if value is None else value
         self.check(value)
         self.widget = self._make(value)

@@ -239,9 +239,9 @@ class Panel(widgets.VBox):  # type: ignore[misc]
             button.layout.width = "80px"
         controls = widgets.VBox([*self._knobs.widgets, widgets.HBox(buttons), self._status, self._error])
         controls.layout = widgets.Layout(flex="0 1 330px", overflow="hidden")
-        self._picture.widget.layout = widgets.Layout(flex="1 1 480px", min_width="0")
+        picture = widgets.Box([self._picture.widget], layout=widgets.Layout(flex="1 1 480px", min_width="0"))
         side_by_side = widgets.Layout(flex_flow="row wrap", align_items="flex-start")
-        top = widgets.HBox([controls, self._picture.widget], layout=side_by_side)
+        top = widgets.HBox([controls, picture], layout=side_by_side)
         return [self._code_line, top, self._diagnosis, self._numbers]
 
     def _on_moved(self) -> None:

@@ -88,10 +88,10 @@ def timeline(
     for kind in COLOURS:
         figure.add_trace(_bars(kind, placed, unit_ns))
     figure.add_trace(_hover_points(placed, unit_ns, longest))
-    for trace, top in zip(traces, tops, strict=True):
-        _stamp(figure, trace, top)
-        if bound and len(trace):
-            _draw_bound(figure, trace, top, unit_ns)
+    for one, top in zip(placed, tops, strict=True):
+        _stamp(figure, one.trace, top)
+        if bound and len(one.trace):
+            _draw_bound(figure, one, top, unit_ns)
     rows = [row for one in placed for row in one.rows]
     _lay_out(
         figure, rows, title, text("timeline.axis", unit=unit), tops, (first / unit_ns, longest / unit_ns)
@@ -284,18 +284,19 @@ def _stamp(figure: go.Figure, trace: Trace, top: float) -> None:
     )
 
 
-def _draw_bound(figure: go.Figure, trace: Trace, top: float, unit_ns: float) -> None:
-    busy = metrics.busy_by_lane(trace)
+def _draw_bound(figure: go.Figure, one: Placed, top: float, unit_ns: float) -> None:
+    """A line where the busiest lane would end if it never paused, its label below the lanes."""
+    busy = metrics.busy_by_lane(one.trace)
     lane = max(busy, key=lambda name: busy[name])
-    x = (trace.start_ns + busy[lane]) / unit_ns
+    x, bottom = (one.trace.start_ns + busy[lane]) / unit_ns, top - len(one.rows)
     line = {"dash": "dash", "color": "#000000", "width": 1.5}
-    figure.add_shape(type="line", x0=x, x1=x, y0=top, y1=top - 3, line=line)
+    figure.add_shape(type="line", x0=x, x1=x, y0=top, y1=bottom, line=line)
     figure.add_annotation(
         text=escape(text("timeline.bound", lane=lane_name(lane), time=duration(busy[lane]))),
         x=x,
-        y=top,
-        yanchor="bottom",
-        xanchor="right",
+        y=bottom + 0.05,
+        yanchor="top",
+        xanchor="left" if busy[lane] < one.trace.wall_ns / 2 else "right",
         showarrow=False,
         font={"size": 11},
     )
@@ -321,7 +322,7 @@ def _lay_out(
         "yaxis": {
             "tickvals": [row.y for row in rows],
             "ticktext": [row.label for row in rows],
-            "range": [lowest - 0.5, max(tops, default=0.5) + 0.35],
+            "range": [lowest - 0.75, max(tops, default=0.5) + 0.35],
             "fixedrange": True,
             "zeroline": False,
             "showgrid": False,
