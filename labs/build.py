@@ -33,6 +33,8 @@ import nbformat
 LABS = Path(__file__).parent
 DEVICE = "sim:h200"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+#: What is kept of a cell's output: its text, and a still picture.
+KEPT = ("text/plain", "image/svg+xml")
 PARTS = ("core", "stretch", "home")
 
 _SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n(.*?)^[ \t]*### END SOLUTION\n?", re.M | re.S)
@@ -169,14 +171,14 @@ def at(folder: Path) -> dict[str, Any]:
 
 
 def text_only(output: Any, where: str) -> Any:
-    """An output without what differs from run to run: pictures, widget ids."""
+    """An output without what differs from run to run: widgets' ids, live figures."""
     if output.output_type == "stream":
         if output.name == "stderr":
             raise BuildError(f"{where}: wrote to stderr: {output.text[:400]}")
         return output
     if output.output_type == "error":
         raise BuildError(f"{where}: raised {output.ename}: {output.evalue}")
-    output.data = {"text/plain": output.data["text/plain"]}
+    output.data = {kind: output.data[kind] for kind in KEPT if kind in output.data}
     output.metadata = {}
     return output
 

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heterolab.device.base import Buffer, Device, Kernel, Memory
+from heterolab.device.base import Buffer, Device, Kernel, Memory, Stream
 from heterolab.errors import InputError
 from heterolab.pipeline.kernels import empty, rounds, vector_add
-from heterolab.trace.trace import D2H, DEVICE_KINDS, H2D, KERNEL, Trace
+from heterolab.trace import metrics
+from heterolab.trace.trace import Trace
 
 MIB = 2**20
 
 #: How much a job moves in each direction. A CPU that plays the device copies with the cores
 #: that also compute, so a smaller job shows the same there in less time.
-SIZE_MIB, CPU_SIZE_MIB = 64, 8
+SIZE_MIB, CPU_SIZE_MIB = 64, 32
+
+#: More rounds than any machine needs to keep as long as a copy.
+MOST_ROUNDS = 1 << 17
 
 Program = Callable[..., Any]
+
+_queues: WeakKeyDictionary[Device, dict[bool, list[Stream]]] = WeakKeyDictionary()
 
 
 def job_mib(dev: Device) -> int:
@@ -58,7 +66,7 @@ class Job:
         if not isinstance(chunks, int) or isinstance(chunks, bool) or not 1 <= chunks <= len(self.d):
             raise InputError(f"parts({chunks!r}): give a whole number of chunks, 1 to {len(self.d)}.")
         edges = [len(self.d) * i // chunks for i in range(chunks + 1)]
-        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [slice(a, b) for a, b in pairwise(edges)]
 
     def right(self) -> bool:
         """Whether `h_out` holds NumPy's answer."""
@@ -129,11 +137,18 @@ def timed(dev: Device, program: Program, *args: Any) -> Trace:
     return sorted(runs, key=lambda trace: trace.wall_ns)[1]
 
 
-def in_chunks(dev: Device, job: Job, chunks: int, streams: int) -> None:
-    """The job in `chunks` parts, dealt out to `streams` streams like cards."""
-    queues = [dev.stream() for _ in range(streams)]
+def queues(dev: Device, count: int, non_blocking: bool = True) -> list[Stream]:
+    """`count` streams of `dev`, the same ones each time: making streams costs, and is limited."""
+    made = _queues.setdefault(dev, {True: [], False: []})[non_blocking]
+    while len(made) < count:
+        made.append(dev.stream(non_blocking))
+    return made[:count]
+
+
+def in_chunks(dev: Device, job: Job, chunks: int, queues: Sequence[Stream]) -> None:
+    """The job in `chunks` parts, dealt out to the streams like cards."""
     for i, part in enumerate(job.parts(chunks)):
-        queue = queues[i % streams]
+        queue = queues[i % len(queues)]
         queue.copy(job.d[part], job.h_in[part])
         queue.launch(job.kernel, reads=[job.d[part]], writes=[job.d[part]])
         queue.copy(job.h_out[part], job.d[part])
@@ -142,14 +157,13 @@ def in_chunks(dev: Device, job: Job, chunks: int, streams: int) -> None:
 
 def serial(dev: Device, job: Job) -> None:
     """The same work in one piece on one stream: what every speed-up here is measured against."""
-    in_chunks(dev, job, 1, 1)
+    in_chunks(dev, job, 1, queues(dev, 1))
 
 
-def two_tasks(dev: Device, tasks: list[Pair], streams: int) -> None:
+def two_tasks(dev: Device, tasks: list[Pair], queues: Sequence[Stream]) -> None:
     """The article's program: copy and add, twice, on one stream or on two."""
-    queues = [dev.stream() for _ in range(streams)]
     for i, task in enumerate(tasks):
-        queue = queues[i % streams]
+        queue = queues[i % len(queues)]
         queue.copy(task.d_a, task.h_a)
         queue.launch(vector_add(), reads=[task.d_a, task.d_b], writes=[task.d_c])
     dev.synchronize()
@@ -159,35 +173,13 @@ def two_tasks(dev: Device, tasks: list[Pair], streams: int) -> None:
 
 
 def lane_ns(trace: Trace) -> dict[str, int]:
-    """Nanoseconds of work by lane of the device: ``h2d``, ``kernel``, ``d2h``."""
-    return {kind: _length(_merged(trace, kind)) for kind in DEVICE_KINDS}
+    """Nanoseconds of work by lane of the device: ``h2d``, ``gpu``, ``d2h``."""
+    return {lane: metrics.busy_ns(trace, lane) for lane in ("h2d", "gpu", "d2h")}
 
 
-def bytes_moved(trace: Trace) -> dict[str, int]:
-    """Bytes by kind of span."""
-    return {kind: int(trace.kind(kind)["bytes"].sum()) for kind in DEVICE_KINDS}
-
-
-def overlap_ns(trace: Trace, one: Iterable[str], other: Iterable[str]) -> int:
-    """Nanoseconds in which a span of one set of kinds and one of the other run at once."""
-    a, b = _merged(trace, *one), _merged(trace, *other)
-    return sum(max(0, min(x[1], y[1]) - max(x[0], y[0])) for x in a for y in b)
-
-
-def _merged(trace: Trace, *kinds: str) -> list[tuple[int, int]]:
-    """The times in which anything of these kinds runs, as intervals that do not touch."""
-    chosen = trace.kind(*kinds)
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(zip(chosen["start_ns"].tolist(), chosen["end_ns"].tolist(), strict=True)):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _length(intervals: list[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in intervals)
+def moved(trace: Trace, kind: str) -> int:
+    """Bytes moved or touched by the spans of one kind."""
+    return int(trace.kind(kind)["bytes"].sum())
 
 
 def bound_ns(lanes: dict[str, int], chunks: int) -> float:
@@ -205,7 +197,7 @@ def balanced_rounds(dev: Device) -> int:
     """The k for which ``rounds(k)`` takes as long as one copy of the job, measured on `dev`."""
     probe = job(dev, empty())
     lanes = lane_ns(timed(dev, serial, probe))
-    target = (lanes[H2D] + lanes[D2H]) / 2
+    target = (lanes["h2d"] + lanes["d2h"]) / 2
 
     def kernel_ns(k: int) -> int:
         part = slice(0, len(probe.d))
@@ -213,12 +205,12 @@ def balanced_rounds(dev: Device) -> int:
         def launch(dev: Device) -> None:
             dev.default_stream.launch(rounds(k), reads=[probe.d[part]], writes=[probe.d[part]])
 
-        return lane_ns(timed(dev, launch))[KERNEL]
+        return lane_ns(timed(dev, launch))["gpu"]
 
+    if kernel_ns(MOST_ROUNDS // 4) < 4 * kernel_ns(1):
+        return 1  # this device's kernel does not grow with k: a CPU jumps to the result
     k = 1
-    while kernel_ns(2 * k) < target and k < 2**15:
+    while kernel_ns(2 * k) < target and 2 * k < MOST_ROUNDS:
         k *= 2
     low, high = kernel_ns(k), kernel_ns(2 * k)
-    if low >= target or high <= low:
-        return k
-    return round(k + k * (target - low) / (high - low))
+    return round(k + k * max(target - low, 0) / (high - low))

@@ -1,0 +1,206 @@
+"""The checks of lab 03."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from heterolab.device.base import Device
+from heterolab.lab import broken
+from heterolab.lab.check import Found, Stopped, attempt, holds, ratio
+from heterolab.lab.messages import text
+from heterolab.lab.streams import (
+    MIB,
+    Job,
+    balanced_rounds,
+    bound_ns,
+    job,
+    lane_ns,
+    moved,
+    queues,
+    record,
+    serial,
+    timed,
+)
+from heterolab.pipeline.kernels import rounds
+from heterolab.trace import metrics
+from heterolab.trace.trace import D2H, DEVICE_KINDS, H2D, KERNEL, SYNC, Trace
+
+#: Chunks and streams that exercise 1 is run with; the first pair is also timed.
+SHAPES = ((8, 4), (6, 3))
+
+
+# -- exercise 1: chunk and stream a job ------------------------------------------------------
+
+
+def chunked_job(dev: Device, program: Any) -> Iterator[Found]:
+    """``program(dev, job, chunks, streams)`` does the job, overlapped."""
+    work = job(dev, rounds(balanced_rounds(dev)))
+    alone = timed(dev, serial, work)
+    for chunks, streams in SHAPES:
+        work.clear()
+        trace = run_once(dev, program, work, chunks, queues(dev, streams))
+        yield from _whole_work(trace, work, alone, f"chunks={chunks}, streams={streams}")
+        yield _as_many_chunks(trace, chunks)
+        yield _on_streams(trace, streams)
+    chunks, streams = SHAPES[0]
+    trace = timed(dev, lambda dev: attempt(program, dev, work, chunks, queues(dev, streams)))
+    yield from _overlapped(trace, alone, chunks)
+
+
+def run_once(dev: Device, program: Any, *args: Any) -> Trace:
+    """The trace of one run of a student's program; an error in it becomes Stopped."""
+    return record(dev, lambda dev: attempt(program, dev, *args))
+
+
+def _whole_work(trace: Trace, work: Job, alone: Trace, case: str) -> Iterator[Found]:
+    """Everything is moved, computed and right: no speed by doing less."""
+    total = f"{work.nbytes / MIB:.0f}"
+    idle = not len(trace.kind(*DEVICE_KINDS))
+    yield holds("03.work.some", "03.work.none" if idle else "", case=case)
+    for kind, key in ((H2D, "03.work.in"), (D2H, "03.work.out")):
+        bytes_ = moved(trace, kind)
+        problem = "" if bytes_ == work.nbytes else f"{key}.{'few' if bytes_ < work.nbytes else 'many'}"
+        yield holds(key, problem, moved=f"{bytes_ / MIB:.1f}", total=total, case=case)
+    share = moved(trace, KERNEL) / moved(alone, KERNEL)
+    problem = "" if share == 1 else "03.work.kernel.few" if share < 1 else "03.work.kernel.many"
+    yield holds("03.work.kernel", problem, share=f"{share:.0%}", case=case)
+    yield holds("03.work.right", "" if work.right() else "03.work.wrong", **_first_wrong(work), case=case)
+
+
+def _first_wrong(work: Job) -> dict[str, Any]:
+    wrong = (work.h_out.read() != work.expected).nonzero()[0]
+    if not len(wrong):
+        return {"wrong": 0, "first": 0, "got": 0, "expected": 0}
+    first = int(wrong[0])
+    return {
+        "wrong": len(wrong),
+        "first": first,
+        "got": int(work.h_out.read()[first]),
+        "expected": int(work.expected[first]),
+    }
+
+
+def _as_many_chunks(trace: Trace, chunks: int) -> Found:
+    kernels = len(trace.kind(KERNEL))
+    return holds("03.chunks", "" if kernels == chunks else "03.chunks.other", asked=chunks, got=kernels)
+
+
+def _on_streams(trace: Trace, streams: int) -> Found:
+    used = len(set(trace.kind(*DEVICE_KINDS)["stream"].tolist()))
+    return holds("03.streams", "" if used == streams else "03.streams.other", asked=streams, got=used)
+
+
+def _overlapped(trace: Trace, alone: Trace, chunks: int) -> Iterator[Found]:
+    """Close to the least time, and not below it; copies run while kernels run."""
+    best = bound_ns(lane_ns(alone), chunks)
+    syncs = len(trace.kind(SYNC))
+    above = "03.speed.syncs" if syncs > 2 else "03.speed.slow"
+    yield ratio(
+        "03.speed",
+        trace.wall_ns / best,
+        0.9,
+        1.2,
+        below="03.speed.skipped",
+        above=above,
+        source=trace.source,
+        wall=f"{trace.wall_ns / 1e6:.2f}",
+        best=f"{best / 1e6:.2f}",
+        syncs=syncs,
+    )
+    possible = metrics.busy_ns(trace, "gpu") * (chunks - 1) / chunks
+    yield ratio(
+        "03.overlap",
+        metrics.overlap_ns(trace, "link", "gpu") / possible,
+        0.8,
+        chunks / (chunks - 1) + 0.01,
+        below="03.overlap.low",
+        above="03.overlap.high",
+        source=trace.source,
+    )
+
+
+# -- exercise 2: repair four programs ----------------------------------------------------------
+
+
+def repairs(dev: Device, answers: Any) -> Iterator[Found]:
+    """``{"a": (program_a, cause), …}``: one edit each, and the cause by name."""
+    if not isinstance(answers, dict) or set(answers) != set(broken.PROGRAMS):
+        raise Stopped(text("03.repair.shape", got=_names(answers), wanted=", ".join(broken.PROGRAMS)))
+    k = balanced_rounds(dev)
+    for name, original in broken.PROGRAMS.items():
+        answer = answers[name]
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise Stopped(text("03.repair.pair", name=name))
+        yield from _repaired(dev, name, original, *answer, k)
+
+
+def _repaired(
+    dev: Device, name: str, original: broken.Broken, program: Any, cause: Any, k: int
+) -> Iterator[Found]:
+    if cause not in broken.CAUSES:
+        yield holds(
+            "03.repair.cause", "03.repair.unknown", name=name, cause=cause, known=", ".join(broken.CAUSES)
+        )
+        return
+    key = "" if cause == original.cause else f"03.repair.not_{'cannot' if cause == 'cannot' else 'that'}"
+    yield holds("03.repair.cause", key, name=name, cause=cause)
+    edits = changed_lines(original.program, program)
+    allowed = 0 if original.cause == "cannot" else 1
+    problem = "" if edits == allowed else "03.repair.untouched" if edits == 0 else "03.repair.edits"
+    yield holds("03.repair.one_edit", problem, name=name, edits=edits, allowed=allowed)
+    kernel = rounds(k * original.work)
+    reference, four = job(dev, kernel), queues(dev, 4, original.non_blocking)
+    alone = timed(dev, serial, reference)
+    made: list[Any] = []
+    trace = record(dev, lambda dev: made.append(attempt(program, dev, kernel, four)))
+    if not isinstance(made[0], Job):
+        raise Stopped(text("03.repair.no_job", name=name))
+    yield from _whole_work(trace, made[0], alone, f"program {name}")
+    if original.cause == "cannot":
+        return
+    trace = timed(dev, lambda dev: attempt(program, dev, kernel, four))
+    best = bound_ns(lane_ns(alone), broken.CHUNKS)
+    yield ratio(
+        "03.repair.speed",
+        trace.wall_ns / best,
+        0.9,
+        1.2,
+        below="03.speed.skipped",
+        above="03.repair.slow",
+        source=trace.source,
+        name=name,
+        wall=f"{trace.wall_ns / 1e6:.2f}",
+        best=f"{best / 1e6:.2f}",
+    )
+
+
+def _names(answers: Any) -> str:
+    return ", ".join(map(str, answers)) if isinstance(answers, dict) else type(answers).__name__
+
+
+def changed_lines(original: Callable[..., Any], program: Any) -> int:
+    """Statements that differ between two functions; comments and spacing do not count."""
+    if not callable(program):
+        raise Stopped(text("check.not_callable", value=repr(program)[:60]))
+    try:
+        lines = [_statements(function) for function in (original, program)]
+    except (OSError, TypeError, SyntaxError) as error:
+        raise Stopped(text("03.repair.no_source", error=error)) from error
+    opcodes = difflib.SequenceMatcher(None, *lines, autojunk=False).get_opcodes()
+    return sum(max(a2 - a1, b2 - b1) for tag, a1, a2, b1, b2 in opcodes if tag != "equal")
+
+
+def _statements(function: Callable[..., Any]) -> list[str]:
+    """The body's statements, one a line, as Python itself would write them."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    if not isinstance(tree, ast.FunctionDef):
+        raise TypeError("not a function")
+    body = tree.body
+    if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]  # the docstring
+    return "\n".join(ast.unparse(statement) for statement in body).split("\n")

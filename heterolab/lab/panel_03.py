@@ -1,0 +1,59 @@
+"""Lab 03's panel: the chunked job's three knobs, its timeline, and its speed-up beside the bound."""
+
+from __future__ import annotations
+
+import ipywidgets
+
+from heterolab.device.base import Device
+from heterolab.lab.messages import text
+from heterolab.lab.streams import Job, in_chunks, job, queues, serial, speed_up_bound, timed
+from heterolab.trace.trace import Trace
+from heterolab.view.panel import Panel
+
+CHUNKS, STREAMS, MEMORY = [1, 2, 4, 8, 16, 32, 64, 256], [1, 2, 3, 4, 8], ["pinned", "pageable"]
+
+
+class StreamsPanel(ipywidgets.VBox):  # type: ignore[misc]
+    """Turn chunks, streams and memory; see the timeline and the speed-up.
+
+    Attributes
+    ----------
+    panel
+        The :class:`heterolab.Panel` inside.
+    speed_up
+        Of the last run, over pinned memory, one piece, one stream, the same work.
+    """
+
+    def __init__(self, dev: Device, pinned: Job) -> None:
+        self._dev = dev
+        self._jobs = {"pinned": pinned, "pageable": job(dev, pinned.kernel, memory="pageable")}
+        self._alone = timed(dev, serial, pinned)
+        self.speed_up = 1.0
+        self._told = ipywidgets.HTML()
+        knobs = {"chunks": CHUNKS, "streams": STREAMS, "memory": MEMORY}
+        self.panel = Panel(self._run, knobs=knobs, code=_code, bound=True)
+        super().__init__([self._told, self.panel])
+
+    def _run(self, chunks: int, streams: int, memory: str) -> Trace:
+        trace = timed(self._dev, in_chunks, self._jobs[memory], chunks, queues(self._dev, streams))
+        self.speed_up = self._alone.wall_ns / trace.wall_ns
+        self.line = text("03.panel", speed_up=f"{self.speed_up:.2f}", bound=f"{speed_up_bound(chunks):.2f}")
+        self._told.value = f'<b role="status">{self.line}</b>'
+        return trace
+
+    def set(self, **values: object) -> StreamsPanel:
+        """Move knobs from code, as the mouse would."""
+        self.panel.set(**values)
+        return self
+
+    def __repr__(self) -> str:
+        return f"{self.panel!r} {self.line}"
+
+
+def _code(values: dict[str, object]) -> str:
+    return f"in_chunks(dev, job, {values['chunks']}, {values['streams']})  # job in {values['memory']} memory"
+
+
+def streams_panel(dev: Device, job: Job) -> StreamsPanel:
+    """Lab 03's panel for `job`, whose host buffers are pinned."""
+    return StreamsPanel(dev, job)
