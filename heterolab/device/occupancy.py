@@ -144,7 +144,8 @@ class Sms:
                     return
                 self._plan(grid)
             placed = self._fill(grid)
-            grid.left -= placed
+            # Blocks that wait for the link end when it is through, wherever they were placed.
+            grid.left = 0 if placed and grid.op.on_link else grid.left - placed
             if grid.left or grid.later:
                 return
             self.line.popleft()

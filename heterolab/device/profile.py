@@ -105,8 +105,8 @@ class HostCosts:
     The costs above are those of a call that was made just before (warm). CPU work in between
     throws the call's code and data out of the core's caches, and it costs up to ``cold_…_ns``
     more: that times ``1 - exp(-work / cold_work_ns)``, plus ``cold_bytes_factor`` times
-    ``1 - exp(-bytes / cold_bytes)`` after staging bytes of pageable memory. A run's first call
-    is cold.
+    ``1 - exp(-bytes / cold_bytes)`` after staging bytes of pageable memory. The first call of
+    a run is as cold as after ``cold_start_ns`` of work.
     """
 
     cores: float
@@ -123,6 +123,7 @@ class HostCosts:
     cold_copy_ns: float = 0.0
     cold_event_ns: float = 0.0
     cold_work_ns: float = 1.0
+    cold_start_ns: float = 0.0
     cold_bytes: float = 1.0
     cold_bytes_factor: float = 0.0
     source: str = ""

@@ -260,8 +260,7 @@ class SimDevice(Device):
         if now == last:
             return 0.0
         self._called[call] = now
-        if last is None:
-            return 1.0
+        last = last or (-costs.cold_start_ns, 0.0)
         work = 1 - exp(-(now[0] - last[0]) / costs.cold_work_ns)
         return work + costs.cold_bytes_factor * (1 - exp(-(now[1] - last[1]) / costs.cold_bytes))
 
