@@ -32,6 +32,9 @@ class Group:
         """Blocks of `threads` that each of its SMs can still take."""
         return min(self.threads // threads, self.slots)
 
+    def emptier(self, other: Group) -> bool:
+        return (self.threads, self.slots) > (other.threads, other.slots)
+
     def split(self, count: int) -> Group:
         """Take `count` of its SMs out as a group of their own."""
         self.count -= count
@@ -153,24 +156,28 @@ class Sms:
     def _fill(self, grid: Grid) -> int:
         """Start as many blocks as fit, block after block on the emptiest SM; how many did."""
         wave, threads, need = Wave(grid), grid.threads, grid.left
-        while need:
-            groups = [group for group in self.groups if group.room(threads)]
-            if not groups:
-                break
-            groups.sort(key=lambda group: (-group.threads, -group.slots))
-            emptiest = groups[0]
-            if emptiest.count > need:
-                emptiest = emptiest.split(need)
-                self.groups.append(emptiest)
-            rounds = min(emptiest.room(threads), need // emptiest.count)
-            if len(groups) > 1:  # until the next group is the emptiest
-                rounds = min(rounds, max(1, (emptiest.threads - groups[1].threads) // threads))
-            emptiest.add(wave, rounds)
-            need -= rounds * emptiest.count
+        while need and (group := self._emptiest(threads)) is not None:
+            if group.count > need:
+                group = group.split(need)
+                self.groups.append(group)
+            rounds = min(group.room(threads), need // group.count)
+            if len(self.groups) > 1:  # until another group is the emptiest
+                others = max(g.threads for g in self.groups if g is not group)
+                rounds = min(rounds, max(1, (group.threads - others) // threads))
+            group.add(wave, rounds)
+            need -= rounds * group.count
         placed = grid.left - need
         if placed:
             self._start(wave)
         return placed
+
+    def _emptiest(self, threads: int) -> Group | None:
+        """The group with the most room that still takes a block of `threads`."""
+        best = None
+        for group in self.groups:
+            if group.threads >= threads and group.slots and (best is None or group.emptier(best)):
+                best = group
+        return best
 
     def _start(self, wave: Wave) -> None:
         grid, now = wave.grid, self.agenda.now

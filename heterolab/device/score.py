@@ -188,6 +188,10 @@ def _check_events(ops: Sequence[dict[str, Any]], place: str) -> None:
             )
 
 
+#: One byte that stands for all: copies and kernels move no values here.
+_BYTES = np.broadcast_to(np.zeros(1, np.uint8), (2**40,))
+
+
 # -- replaying one -----------------------------------------------------------------------
 
 
@@ -278,9 +282,7 @@ class _Steps:
     def _buffer(self, memory: Memory, nbytes: int) -> Buffer:
         key = (memory, nbytes)
         if key not in self._buffers:
-            # One byte that stands for all: copies and kernels of this device move no values.
-            array = np.broadcast_to(np.zeros(1, np.uint8), (nbytes,))
-            self._buffers[key] = Buffer(self.device, array, memory)
+            self._buffers[key] = Buffer(self.device, _BYTES[:nbytes], memory)
         return self._buffers[key]
 
     def _kernel(self, op: dict[str, Any]) -> tuple[Kernel, tuple[Buffer, ...]]:

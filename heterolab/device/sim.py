@@ -75,7 +75,7 @@ class SimStream(Stream):
         device = self.device
         kind = checks.copy_kind(device, dst, src)
         device.check("copy", self, (src,), (dst,))
-        op = device.new_op(kind, "copy", self, dst.nbytes, batch)
+        op = device.new_op(kind, "copy", self, int(dst.array.nbytes), batch)
         pageable = device.profile.pageable
         if kind == KERNEL:
             op.work_ns = device.host.noisy(device.profile.copies.inside.at(op.nbytes))
