@@ -1,0 +1,47 @@
+"""The simulator predicts this machine: calibrate its CPU, simulate, run for real, compare.
+
+A shared machine is noisy, so calibration and comparison happen in one go, settings are
+interleaved with their predictions, and the median of six decides, as it does for a student.
+"""
+
+import json
+from statistics import median
+
+import pytest
+
+import heterolab as hl
+from heterolab.device.calibrate import calibrate
+
+SETTINGS = [
+    {"batch": 1, "streams": 1},
+    {"batch": 4, "streams": 1, "ring": 1},
+    {"batch": 4, "streams": 2, "memory": "pageable"},
+    {"batch": 8, "streams": 2, "workers": 0},
+    {"batch": 4, "streams": 2, "payload": "embeddings", "returns": "vectors"},
+    {"batch": 8, "streams": 3, "workers": 2, "chunk": 4, "length_aware": False},
+]
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    path = tmp_path_factory.mktemp("profile") / "here.json"
+    path.write_text(json.dumps(calibrate("cpu")))
+    return path
+
+
+def test_predicted_walls_are_within_ten_percent_of_measured_ones(profile) -> None:
+    encoder = hl.models.encoder()
+    load = hl.closed_loop(n=32, in_flight=16, seed=0)
+    real = hl.open_device("cpu")
+    errors = []
+    try:
+        for knobs in SETTINGS:
+            predicted = hl.Pipeline(encoder, **knobs).run(load, on=hl.open_device(f"sim:{profile}"))
+            measured = [hl.Pipeline(encoder, **knobs).run(load, on=real).wall_ns for _ in range(3)]
+            errors.append(abs(predicted.wall_ns / median(measured) - 1))
+            print(
+                f"{knobs}: predicted {predicted.wall_ns / 1e6:.0f} ms, measured {median(measured) / 1e6:.0f} ms"
+            )
+    finally:
+        real.close()
+    assert median(errors) <= 0.10, [f"{error:.0%}" for error in errors]
