@@ -85,7 +85,6 @@ def _cpu_profile(device: CpuDevice, model: Any, effort: Effort, tell: Callable[[
             # One core plays the device; the host and its workers have the others.
             "cores": max(cores - 1, 1),
             "launch_ns": calls["launch"]["median"],
-            "first_launch_ns": 0,
             "copy_ns": calls["copy"]["median"],
             "record_ns": calls["record"]["median"],
             "wait_ns": calls["wait"]["median"],
@@ -106,7 +105,7 @@ def _cpu_profile(device: CpuDevice, model: Any, effort: Effort, tell: Callable[[
             "both_speed": round(both, 3),
             "both_large_bytes": effort.copy_bytes[-1],
             "both_large_speed": round(both, 3),
-            "early_ns": 0,
+            "mapped_share": 1.0,
             "channels": device.limits.streams,
             "source": "measured: memcpy by a stream's thread, one lock a direction",
         },

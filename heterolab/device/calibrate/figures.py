@@ -35,7 +35,7 @@ class Effort:
     @classmethod
     def quick(cls) -> Effort:
         """For a CPU that plays the device: about ten seconds."""
-        shapes = ((1, 8), (1, 16), (2, 16), (4, 16), (8, 16), (16, 16), (32, 16))
+        shapes = ((1, 8), (1, 16), (2, 16), (4, 16), (8, 16), (16, 16), (16, 32), (32, 32))
         return cls(7, (1 << 10, 1 << 16, 1 << 20, 1 << 23), shapes, (1, 4, 16), 0.25)
 
     @classmethod
