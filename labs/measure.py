@@ -1,0 +1,103 @@
+"""Measure what the README states: python labs/measure.py [--device cuda] [--rounds 15]
+
+The pipeline's throughput by payload and memory kind, on this machine's GPU, beside what the
+simulator predicts. Settings take turns within one run, since a host's speed wanders, and a
+ratio is the median of the ratios of neighbours. Written to labs/recordings/measured.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import heterolab as hl
+from heterolab.device.base import Device
+from heterolab.pipeline.run import Run
+from heterolab.trace import metrics
+
+OUT = Path(__file__).parent / "recordings" / "measured.json"
+PAYLOADS = {"ids": 1024, "images_uint8": 1024, "images_float32": 512}
+RETURNS = {"logits": 512}
+MEMORY = ("pageable", "pinned", "mapped")
+KNOBS: dict[str, Any] = {"batch": 32, "streams": 2, "workers": 2, "chunk": 32}
+
+
+def settings() -> dict[str, tuple[int, dict[str, Any]]]:
+    """By name: how many requests, and the pipeline's knobs."""
+    chosen: dict[str, tuple[int, dict[str, Any]]] = {}
+    for memory in MEMORY:
+        for payload, n in PAYLOADS.items():
+            chosen[f"{payload} {memory}"] = n, {**KNOBS, "payload": payload, "memory": memory}
+        for returns, n in RETURNS.items():
+            chosen[f"{returns} {memory}"] = n, {**KNOBS, "returns": returns, "memory": memory}
+    return chosen
+
+
+def serve(dev: Device, n: int, knobs: dict[str, Any]) -> Run:
+    """One closed-loop run, saturated."""
+    load = hl.closed_loop(n=n, in_flight=8 * KNOBS["batch"], seed=0)
+    return hl.Pipeline(hl.models.encoder(), **knobs).run(load, on=dev)
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    low, middle, high = np.percentile(values, [10, 50, 90])
+    return {"median": round(float(middle), 4), "p10": round(float(low), 4), "p90": round(float(high), 4)}
+
+
+def measure(dev: Device, simulated: str, rounds: int) -> dict[str, Any]:
+    """Throughputs (requests/s), GPU shares, and ratios to pageable memory."""
+    chosen = settings()
+    rates: dict[str, list[float]] = {name: [] for name in chosen}
+    busy: dict[str, list[float]] = {name: [] for name in chosen}
+    for turn in range(rounds + 1):
+        order = list(chosen) if turn % 2 else list(reversed(chosen))
+        for name in order:
+            run = serve(dev, *chosen[name])
+            if turn:  # the first turn warms up
+                rates[name].append(metrics.throughput_per_s(run))
+                busy[name].append(metrics.busy_ns(run.trace, "gpu") / run.trace.wall_ns)
+    rows = {}
+    for name, (n, knobs) in chosen.items():
+        what = name.split()[0]
+        predicted = serve(hl.open_device(simulated, values=False), n, knobs)
+        rows[name] = {
+            "throughput_per_s": summary(rates[name]),
+            "gpu_busy": summary(busy[name]),
+            "over_pageable": summary(list(np.divide(rates[name], rates[f"{what} pageable"]))),
+            "predicted_per_s": round(metrics.throughput_per_s(predicted), 1),
+        }
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--simulated", default="sim:h200", help="the profile that predicts")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    dev = hl.open_device(options.device)
+    report = {
+        "device": dev.name,
+        "source": dev.source,
+        "date": datetime.now(UTC).date().isoformat(),
+        "meta": dev.meta(),
+        "heterolab": hl.__version__,
+        "knobs": KNOBS,
+        "rounds": options.rounds,
+        "rows": measure(dev, options.simulated, options.rounds),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    for name, row in report["rows"].items():
+        rate, ratio = row["throughput_per_s"]["median"], row["over_pageable"]["median"]
+        print(f"{name:<24} {rate:8.0f}/s  ×{ratio:.3f} pageable  predicted {row['predicted_per_s']:8.0f}/s")
+
+
+if __name__ == "__main__":
+    main()
