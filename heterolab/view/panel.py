@@ -215,7 +215,8 @@ class Panel(widgets.VBox):  # type: ignore[misc]
         self._set_buttons(running=False)
         self._keep(shown)
         unserved = 0 if isinstance(shown, Trace) else len(shown.unserved)
-        self._say("panel.stopped" if unserved else "panel.done", unserved=unserved)
+        stopped = self._stop_asked.is_set() or unserved
+        self._say("panel.stopped" if stopped else "panel.done", unserved=unserved)
 
     # -- showing ---------------------------------------------------------------------------
 

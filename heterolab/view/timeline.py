@@ -331,7 +331,12 @@ def _lay_out(
     figure.update_layout(
         title={"text": escape(title), "font": {"size": 15}},
         height=FRAME_PX + LANE_PX * (len(rows) if len(rows) <= 6 else 6 + (len(rows) - 6) // 2),
-        margin={"l": 110, "r": 20, "t": 40 if title else 10, "b": 70},
+        margin={
+            "l": 30 + 7 * max((len(row.label) for row in rows), default=0),
+            "r": 20,
+            "t": 40 if title else 10,
+            "b": 70,
+        },
         plot_bgcolor="#FFFFFF",
         paper_bgcolor="#FFFFFF",
         font={"color": "#222222"},

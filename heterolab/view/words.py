@@ -212,9 +212,10 @@ def describe(shown: Shown) -> Description:
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     """An HTML table; every cell is escaped, since names and texts come from anybody."""
-    lines = ["<table class='heterolab'>"]
+    lines = ["<table class='heterolab' style='line-height: 1.5'>"]
     if head:
-        lines.append("<tr>" + "".join(f"<th scope='col'>{escape(cell)}</th>" for cell in head) + "</tr>")
+        cells = (f"<th scope='col' style='text-align: left'>{escape(cell)}</th>" for cell in head)
+        lines.append(f"<tr>{''.join(cells)}</tr>")
     for row in rows:
         lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
     return "\n".join([*lines, "</table>"])

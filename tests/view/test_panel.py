@@ -244,7 +244,7 @@ def test_stop_ends_a_live_run_and_says_what_was_not_served():
         panel._stop_button.click()
         await asyncio.wait_for(panel._following, 5)
         assert live.stopped
-        assert "2 requests were not served" in panel._status.value
+        assert "Stopped: of the requests that had arrived, 2 were not served" in panel._status.value
         panel._run_button.click()  # and it can be started again
         await asyncio.wait_for(panel._following, 5)
 
