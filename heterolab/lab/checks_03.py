@@ -188,10 +188,10 @@ def changed_lines(original: Callable[..., Any], program: Any) -> int:
     if not callable(program):
         raise Stopped(text("check.not_callable", value=repr(program)[:60]))
     try:
-        lines = [_statements(function) for function in (original, program)]
+        before, after = _statements(original), _statements(program)
     except (OSError, TypeError, SyntaxError) as error:
         raise Stopped(text("03.repair.no_source", error=error)) from error
-    opcodes = difflib.SequenceMatcher(None, *lines, autojunk=False).get_opcodes()
+    opcodes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     return sum(max(a2 - a1, b2 - b1) for tag, a1, a2, b1, b2 in opcodes if tag != "equal")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ipywidgets
 
 from heterolab.device.base import Device
 from heterolab.lab.messages import text
 from heterolab.lab.streams import Job, in_chunks, job, queues, serial, speed_up_bound, timed
 from heterolab.trace.trace import Trace
+from heterolab.view.knobs import Choices
 from heterolab.view.panel import Panel
+from heterolab.view.still import svg
 
 CHUNKS, STREAMS, MEMORY = [1, 2, 4, 8, 16, 32, 64, 256], [1, 2, 3, 4, 8], ["pinned", "pageable"]
 
@@ -30,7 +34,7 @@ class StreamsPanel(ipywidgets.VBox):  # type: ignore[misc]
         self._alone = timed(dev, serial, pinned)
         self.speed_up = 1.0
         self._told = ipywidgets.HTML()
-        knobs = {"chunks": CHUNKS, "streams": STREAMS, "memory": MEMORY}
+        knobs: dict[str, Choices] = {"chunks": CHUNKS, "streams": STREAMS, "memory": MEMORY}
         self.panel = Panel(self._run, knobs=knobs, code=_code, bound=True)
         super().__init__([self._told, self.panel])
 
@@ -48,6 +52,11 @@ class StreamsPanel(ipywidgets.VBox):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"{self.panel!r} {self.line}"
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        bundle: dict[str, Any] = super()._repr_mimebundle_(**options)
+        still = {"image/svg+xml": svg(self.panel.last)} if self.panel.last else {}
+        return {**bundle, "text/plain": repr(self), **still}
 
 
 def _code(values: dict[str, object]) -> str:

@@ -7,6 +7,7 @@ Being wrong costs nothing. A prediction that you can explain afterwards is what 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from heterolab.lab.messages import text
 
@@ -55,7 +56,7 @@ class Predictions:
         self.locked: dict[str, Prediction] = {}
         self.revealed: dict[str, Reveal] = {}
 
-    def predict(self, id: str, value: Value | None, because: str = "") -> Prediction:
+    def predict(self, id: str, value: Any, because: str = "") -> Prediction:
         """Lock `value` for the question `id`; see :func:`predict`."""
         old = self.locked.get(id)
         if old is not None:
@@ -108,7 +109,7 @@ def _show(value: object) -> str:
 _mine = Predictions()
 
 
-def predict(id: str, value: Value | None, because: str = "") -> Prediction:
+def predict(id: str, value: Any, because: str = "") -> Prediction:
     """Lock a prediction before anything runs.
 
     Parameters

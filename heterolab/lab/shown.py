@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from heterolab.lab.messages import text
 from heterolab.view.still import svg
 from heterolab.view.timeline import timeline
+from heterolab.view.words import describe
 
 
 class Shown(ipywidgets.VBox):  # type: ignore[misc]
@@ -43,8 +44,10 @@ def show(shown: Any, title: str = "", **options: Any) -> Shown:
     if isinstance(shown, go.Figure):
         return Shown(shown, _line(title, (shown.layout.meta or {}).get("alt", "")))
     figure = timeline(shown, title=title, **options)
-    still = "" if isinstance(shown, list | tuple) else svg(shown)
-    return Shown(figure, _line(title, figure.layout.meta["alt"]), still)
+    if isinstance(shown, list | tuple):
+        told = "".join(f"\n  {describe(one).alt}" for one in shown)
+        return Shown(figure, _line(title, told))
+    return Shown(figure, _line(title, describe(shown).alt), svg(shown))
 
 
 def _line(title: str, told: str) -> str:

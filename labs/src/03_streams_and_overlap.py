@@ -15,7 +15,9 @@ dev = hl.open_device(DEVICE)
 run = {}
 for memory in ("pageable", "pinned"):
     for count in (1, 2):
-        run[memory, count] = streams.timed(dev, streams.two_tasks, streams.pairs(dev, memory), streams.queues(dev, count))
+        run[memory, count] = streams.timed(
+            dev, streams.two_tasks, streams.pairs(dev, memory), streams.queues(dev, count)
+        )
 seed = run["pinned", 1]
 k = streams.balanced_rounds(dev)
 job = streams.job(dev, rounds(k))
@@ -24,7 +26,10 @@ one = streams.timed(dev, streams.serial, job)
 
 def gain(work, chunks, count, base=None):
     alone = base or streams.timed(dev, streams.serial, work)
-    return alone.wall_ns / streams.timed(dev, streams.in_chunks, work, chunks, streams.queues(dev, count)).wall_ns
+    return (
+        alone.wall_ns
+        / streams.timed(dev, streams.in_chunks, work, chunks, streams.queues(dev, count)).wall_ns
+    )
 
 
 numbers = {
@@ -58,7 +63,7 @@ provenance = one.stamp
 #
 # It takes about 35 minutes. You need NumPy and loops. You need no GPU.
 
-# %% [markdown] name="question" part="core" minutes=3
+# %% [markdown] name="question" part="core" minutes=2
 # ## The question
 #
 # A service sends each batch to the GPU, computes, and fetches the result.
@@ -168,6 +173,7 @@ lab.Table(["lane", "µs"], [(lane, ns / 1e3) for lane, ns in streams.lane_ns(one
 # A **chunk** is such a part: it is copied in, computed and copied back by itself.
 # While chunk 1 is computed, chunk 2 can be copied in.
 
+
 # %% name="in-chunks"
 def in_chunks(dev, job, chunks, queues):
     """The job in chunks, dealt out to the streams like cards."""
@@ -193,7 +199,7 @@ guess, why = 2.4, "three lanes at once, less the first chunk's way in and the la
 ### END SOLUTION
 lab.predict("eight chunks", guess, because=why)
 
-# %% [markdown] name="turn-text" part="core" minutes=6
+# %% [markdown] name="turn-text" part="core" minutes=5
 # ## Turn three knobs
 #
 # Find the best number of chunks. Then find out how many streams it takes, and what memory does.
