@@ -13,18 +13,26 @@ from collections.abc import Callable
 from heterolab.device.occupancy import Sms
 from heterolab.device.op import Op
 from heterolab.device.profile import Compute, Copies
-from heterolab.device.simhost import BEGIN, END, Agenda
-from heterolab.trace.trace import D2H, H2D, KERNEL
+from heterolab.device.simhost import BEGIN, END, Agenda, Processor
+from heterolab.trace.trace import D2H, H2D, KERNEL, NONE
 
 
 class Gpu:
     """All engines of one device, and the ops on their way through them."""
 
-    def __init__(self, agenda: Agenda, copies: Copies, compute: Compute, ended: Callable[[Op], None]) -> None:
+    def __init__(
+        self,
+        agenda: Agenda,
+        copies: Copies,
+        compute: Compute,
+        host_cpu: Processor,
+        ended: Callable[[Op], None],
+    ) -> None:
         self.agenda, self._ended = agenda, ended
+        self._cpu, self._gil = host_cpu, compute.on_host_gil
         self.link = Link(agenda, copies)
-        self.engines = {kind: CopyEngine(self, kind, copies) for kind in (H2D, D2H)}
-        self.sms = Sms(agenda, compute, self._start_on_link, self.end)
+        self.engines = {kind: CopyEngine(self, copies.channels) for kind in (H2D, D2H)}
+        self.sms = Sms(agenda, compute, self._run, self.end)
 
     def submit(self, op: Op) -> None:
         """The host has enqueued `op`; its dependencies are named already."""
@@ -40,9 +48,24 @@ class Gpu:
         else:
             self.engines[op.kind].go_on()
 
-    def _start_on_link(self, op: Op, finish: Callable[[], None]) -> None:
-        """A kernel begins to read host memory."""
-        self.link.start(Transfer(H2D, op.work_ns, self.link.costs.mapped_share, False, finish))
+    def _run(self, op: Op, ns: float, finish: Callable[[], None]) -> None:
+        """Blocks of a kernel have been placed: they take `ns`, more where they share something."""
+        now = self.agenda.now
+        if self._gil is not None:
+            self._cpu.start(now, ns, self._gil, finish)
+        elif op.on_link:
+            self.link.start(Transfer(H2D, ns, self.link.costs.mapped_share, False, finish))
+        else:
+            self.agenda.at(now + round(ns), END, finish)
+
+    def transfer(self, op: Op, finish: Callable[[], None]) -> None:
+        """A copy begins."""
+        if self._gil is not None:
+            self._cpu.start(self.agenda.now, op.work_ns, 0.0, finish)
+            return
+        costs = self.link.costs
+        large = op.nbytes > costs.both_large_bytes
+        self.link.start(Transfer(op.kind, op.work_ns, 1 - costs.mapped_share, large, finish))
 
     def end(self, op: Op) -> None:
         """`op` has ended now: its effect, and the ops that waited for it."""
@@ -125,11 +148,12 @@ class CopyEngine:
     ready holds up those behind it. The engine stays with a channel while it can.
     """
 
-    def __init__(self, gpu: Gpu, kind: str, copies: Copies) -> None:
-        self.gpu, self.kind, self.costs = gpu, kind, copies
-        self.channels: list[deque[Op]] = [deque() for _ in range(copies.channels)]
+    def __init__(self, gpu: Gpu, channels: int) -> None:
+        self.gpu = gpu
+        self.channels: list[deque[Op]] = [deque() for _ in range(channels)]
         self.current = self.channels[0]
         self.running: Op | None = None
+        self.last = NONE  # the op that ended last
 
     def queue(self, op: Op) -> None:
         self.channels[op.stream % len(self.channels)].append(op)
@@ -137,10 +161,11 @@ class CopyEngine:
     def go_on(self) -> None:
         """Start the next copy, if the engine is free and one is ready."""
         if self.running is None and (op := self._next()) is not None:
-            self.running, op.start_ns = op, self.gpu.agenda.now
-            large = op.nbytes > self.costs.both_large_bytes
-            weight = 1 - self.costs.mapped_share
-            self.gpu.link.start(Transfer(self.kind, op.work_ns, weight, large, self._moved))
+            now = self.gpu.agenda.now
+            if now > op.ready_ns:
+                op.after = self.last
+            self.running, op.start_ns = op, now
+            self.gpu.transfer(op, self._moved)
 
     def _next(self) -> Op | None:
         if not (self.current and self.current[0].ready):
@@ -160,6 +185,6 @@ class CopyEngine:
             self._end(op)
 
     def _end(self, op: Op) -> None:
-        self.running = None
+        self.running, self.last = None, op.number
         self.gpu.end(op)
         self.go_on()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from heterolab.device.op import Op
 from heterolab.device.profile import Compute
 from heterolab.device.simhost import END, Agenda
+from heterolab.trace.trace import NONE
 
 #: Waves that are simulated one by one; a longer grid runs in so many coarser ones.
 MAX_WAVES = 64
@@ -86,13 +87,14 @@ class Sms:
         self,
         agenda: Agenda,
         compute: Compute,
-        start_on_link: Callable[[Op, Callable[[], None]], None],
+        run: Callable[[Op, float, Callable[[], None]], None],
         ended: Callable[[Op], None],
     ) -> None:
         self.agenda, self.costs = agenda, compute
-        self._start_on_link, self._ended = start_on_link, ended
+        self._run, self._ended = run, ended
         self.line: deque[Grid] = deque()
         self.kernels = 0  # that run
+        self.last = NONE  # the op that ended last
         self.groups = [self._idle(compute.sms)]
 
     def _idle(self, count: int) -> Group:
@@ -180,15 +182,14 @@ class Sms:
         return best
 
     def _start(self, wave: Wave) -> None:
-        grid, now = wave.grid, self.agenda.now
-        if not grid.running and not grid.op.start_ns:
-            grid.op.start_ns = now
+        grid, op, now = wave.grid, wave.grid.op, self.agenda.now
+        if not op.start_ns:
+            op.start_ns = now
             self.kernels += 1
+            if now > op.ready_ns:
+                op.after = self.last
         grid.running += 1
-        if grid.op.on_link:
-            self._start_on_link(grid.op, lambda: self._end(wave))
-        else:
-            self.agenda.at(now + round(grid.wave_ns), END, self._end, wave)
+        self._run(op, grid.wave_ns, lambda: self._end(wave))
 
     def _end(self, wave: Wave) -> None:
         """A wave's blocks have ended: their room is free."""
@@ -203,6 +204,7 @@ class Sms:
         if not (grid.running or grid.left):
             self.kernels -= 1
             op = grid.op
+            self.last = op.number
             if self.agenda.now < op.not_before_ns:
                 self.agenda.at(op.not_before_ns, END, self._ended, op)
             else:

@@ -85,7 +85,7 @@ def gap_between(gaps: Gaps, first: Op, then: Op) -> float:
 
 
 def roofline_ns(work: Work, compute: Compute, flops_per_ns: float) -> float:
-    """The time of a kernel that the profile does not know by name."""
+    """The time of a kernel (of all its launches) that the profile does not know by name."""
     arithmetic = work.flops / flops_per_ns if work.flops else 0.0
     memory = compute.memory.at(work.bytes) if work.bytes else 0.0
-    return compute.fixed_ns + max(arithmetic, memory)
+    return work.launches * compute.fixed_ns + max(arithmetic, memory)

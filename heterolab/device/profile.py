@@ -181,13 +181,14 @@ class Copies:
 
 @dataclass(frozen=True)
 class Pageable:
-    """Tables over bytes. ``h2d``: how long the host is held while it stages the bytes, in
-    pieces of ``chunk_bytes`` that are copied as soon as they are staged. ``d2h``: how long it
-    is held once the stream has come to the copy."""
+    """Tables over bytes. ``d2h``: how long the host is held once the stream has come to the
+    copy. ``h2d``: how long it is held while it stages the bytes, in pieces of ``chunk_bytes``
+    that are copied as soon as they are staged; null: nothing is staged, the host is held until
+    the copy is done, as with ``d2h``."""
 
-    h2d: Table
     d2h: Table
-    chunk_bytes: float
+    h2d: Table | None = None
+    chunk_bytes: float = 1048576
     source: str = ""
 
 
@@ -213,7 +214,9 @@ class Compute:
     A kernel without an entry of its own takes ``fixed_ns`` plus the longer of its arithmetic
     (flops / ``flops_per_ns[dtype]``) and its memory traffic (``memory``: bytes → ns). Blocks
     are placed on ``sms`` processors of ``threads_per_sm`` threads and ``blocks_per_sm`` blocks;
-    at most ``kernels`` kernels run at once.
+    at most ``kernels`` kernels run at once. ``on_host_gil`` null: the device has processors of
+    its own; a share: its ops run on the host's cores, and kernels hold the interpreter lock for
+    that share of their time.
     """
 
     sms: int
@@ -223,6 +226,7 @@ class Compute:
     fixed_ns: float
     flops_per_ns: Mapping[str, float]
     memory: Table
+    on_host_gil: float | None = None
     source: str = ""
 
 
@@ -449,7 +453,9 @@ class _Reader:
 
     def _field(self, spec: Field[Any], entry: dict[str, Any], place: str) -> Any:
         value, kind = entry[spec.name], str(spec.type)
-        if kind == "Table":
+        if value is None and "None" in kind:
+            return None
+        if kind.startswith("Table"):
             return self.table(entry, place)
         if kind == "str":
             return self.text(entry, spec.name)
@@ -460,6 +466,4 @@ class _Reader:
             if number != int(number):
                 raise self.wrong(place, value, "a whole number")
             return int(number)
-        if value is None and "None" in kind:
-            return None
         return self.number(value, place)

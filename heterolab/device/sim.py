@@ -22,7 +22,7 @@ from heterolab.device.base import Array, Buffer, Device, Event, Kernel, Limits, 
 from heterolab.device.engines import Gpu
 from heterolab.device.op import Op, gap_between, roofline_ns
 from heterolab.device.order import Clock, Order, Races
-from heterolab.device.profile import DeviceProfile, Pageable
+from heterolab.device.profile import DeviceProfile, Pageable, Table
 from heterolab.device.simhost import SimHost
 from heterolab.errors import InputError
 from heterolab.trace.trace import API, D2H, DEFAULT_STREAM, H2D, KERNEL, NO_STREAM, NONE, SYNC, Span
@@ -72,22 +72,17 @@ class SimStream(Stream):
         self.awaited: list[Op] = []
 
     def copy(self, dst: Buffer, src: Buffer, *, batch: int = NONE) -> int:
-        device = self.device
+        device, costs = self.device, self.device.profile.pageable
         kind = checks.copy_kind(device, dst, src)
-        device.check("copy", self, (src,), (dst,))
+        staged = costs is not None and costs.h2d is not None and src.memory is Memory.PAGEABLE
+        device.check("copy", self, () if staged else (src,), (dst,))
         op = device.new_op(kind, "copy", self, int(dst.array.nbytes), batch)
-        pageable = device.profile.pageable
-        if kind == KERNEL:
-            op.work_ns = device.host.noisy(device.profile.copies.inside.at(op.nbytes))
-            device.set_copy_effect(op, dst, src)
-            return device.issue(op, "copy", device.copy_ns(), self)
-        table = device.profile.copies.h2d if kind == H2D else device.profile.copies.d2h
-        op.work_ns = device.host.noisy(table.at(op.nbytes))
-        if pageable is not None and src.memory is Memory.PAGEABLE:
-            return device.issue_staged(op, dst, src, self, pageable)
+        op.work_ns = device.host.noisy(device.copy_table(kind).at(op.nbytes))
+        if costs is not None and staged:
+            return device.issue_staged(op, dst, src, self, costs)
         device.set_copy_effect(op, dst, src)
-        if pageable is not None and dst.memory is Memory.PAGEABLE:
-            return device.issue_drained(op, self, pageable)
+        if costs is not None and Memory.PAGEABLE in (dst.memory, src.memory):
+            return device.issue_drained(op, self, costs)
         return device.issue(op, "copy", device.copy_ns(), self)
 
     def launch(
@@ -102,7 +97,8 @@ class SimStream(Stream):
         checks.operands(device, kernel, reads, writes)
         device.check(kernel.name, self, reads, writes)
         work = kernel.work(reads, writes)
-        op = device.new_op(KERNEL, kernel.name, self, int(work.bytes), batch)
+        nbytes = sum(int(buffer.array.nbytes) for buffer in (*reads, *writes))
+        op = device.new_op(KERNEL, kernel.name, self, nbytes, batch)
         device.price(op, work, reads, writes)
         device.set_kernel_effect(op, kernel, reads, writes)
         return device.issue(op, "launch", device.host_ns(op, work), self, launches=work.launches)
@@ -145,7 +141,8 @@ class SimDevice(Device):
         self.order = None if races == "off" else Order(races)
         capacity = profile.limits
         self.limits = Limits(capacity.memory_bytes, capacity.pinned_bytes, capacity.streams)
-        self._gpu = Gpu(host.agenda, profile.copies, profile.compute, self._ended)
+        self._gpu = Gpu(host.agenda, profile.copies, profile.compute, host.cpu, self._ended)
+        host.shared = host.shared or profile.compute.on_host_gil is not None
         self._taken = {True: 0, False: 0}  # bytes, by Memory.on_host
         self._streams: list[SimStream] = []
         self._called: dict[str, tuple[float, float]] = {}  # a call → the host's work until its last
@@ -292,6 +289,10 @@ class SimDevice(Device):
     def issue_staged(self, op: Op, dst: Buffer, src: Buffer, stream: SimStream, costs: Pageable) -> int:
         """H2D from pageable memory: the host copies the bytes, piece by piece, into a pinned
         buffer, and each piece goes over the link while the next one is copied."""
+        assert costs.h2d is not None
+        self.host.catch_up()
+        if self.order:  # it is the host that reads `src`, and now
+            self.order.host_op("a copy", reads=[src])
         if self.values:
             target, staged = _bytes_of(dst), _bytes_of(src).copy()
             op.effect = lambda: np.copyto(target, staged)
@@ -315,6 +316,8 @@ class SimDevice(Device):
         self.host.spend(max(0.0, costs.d2h.at(op.nbytes) - op.work_ns))
         self.host.staged_bytes += op.nbytes
         self._span(op.number, API, "copy", stream.index, entry, op.batch)
+        if self.order:
+            self.order.host_synchronized([stream.index])
         return op.number
 
     def _span(self, number: int, kind: str, call: str, stream: int, entry: int, batch: int = NONE) -> None:
@@ -323,7 +326,12 @@ class SimDevice(Device):
             Span(number, kind, call, "host", stream, self.index, entry, entry, end, 0, batch)
         )
 
-    # -- what a kernel costs -----------------------------------------------------------
+    # -- what an op costs -----------------------------------------------------------
+
+    def copy_table(self, kind: str) -> Table:
+        """Bytes → ns of a copy alone."""
+        copies = self.profile.copies
+        return copies.h2d if kind == H2D else copies.d2h if kind == D2H else copies.inside
 
     def price(self, op: Op, work: Work, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:
         """Time and grid of a kernel: by name, else its own, else by its arithmetic and bytes."""
@@ -374,7 +382,7 @@ class SimDevice(Device):
         if op.effect is not None:
             try:
                 op.effect()
-            except Exception as error:
+            except BaseException as error:  # kept until the host asks: see tell()
                 error.add_note(f"In the kernel {op.name!r} on stream {op.stream} of {self.name}.")
                 op.error = error
                 self._failed.append(op)
@@ -392,7 +400,7 @@ class SimDevice(Device):
                 op.end_ns,
                 op.nbytes,
                 op.batch,
-                op.after if op.ready_ns > op.queued_ns else NONE,
+                op.after,
             )
         )
 

@@ -97,6 +97,8 @@ class SimHost(Host):
         self._now = 0
         self._devices = 0
         self._woken = False
+        #: Whether workers or a device may take turns with the host thread on its cores.
+        self.shared = False
         #: CPU work and bytes staged by the host thread so far: what makes its caches cold.
         self.worked_ns = 0.0
         self.staged_bytes = 0.0
@@ -121,12 +123,14 @@ class SimHost(Host):
 
     def spend(self, ns: float, gil: float = 1.0) -> None:
         """The host thread works for `ns` (longer if workers contend for the interpreter)."""
-        if not self.cpu.jobs:
-            self._now += round(self.noisy(ns))
+        ns = self.noisy(ns)
+        undisturbed = not (self.shared and self.agenda and self.agenda.next_ns() < self._now + ns)
+        if undisturbed and not self.cpu.jobs:
+            self._now += round(ns)
             return
         self.catch_up()
         finished: list[int] = []
-        self.cpu.start(self._now, self.noisy(ns), gil, lambda: finished.append(self.agenda.now))
+        self.cpu.start(self._now, ns, gil, lambda: finished.append(self.agenda.now))
         while not finished:
             self.agenda.play_one()
         self._now = finished[0]
@@ -311,6 +315,7 @@ class SimPool(Pool):
         self._queue: deque[Job] = deque()
         self._closed = False
         self._costs = host.profile.workers
+        host.shared = True
         if kind == "process" and None in (self._costs.process_job_ns, self._costs.pickle_ns_per_byte):
             raise ProfileError(
                 f"the profile of {host.profile.name} has no cost of pickling, which a pool of processes "
