@@ -18,6 +18,7 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
@@ -355,10 +356,13 @@ def pipeline_panel(
         return Pipeline(model, **fixed, **values)
 
     def job(**values: Any) -> Run:
+        _end_run_on(on)
         return make(**values).run(load, on=on)
 
     def live(**values: Any) -> LiveRun:
-        return make(**values).start(load, on=on)
+        _end_run_on(on)
+        started = _going[on] = make(**values).start(load, on=on)
+        return started
 
     def code(values: dict[str, Any]) -> str:
         shown = {name: value for name, value in fixed.items() if isinstance(value, str | int | float)}
@@ -368,6 +372,18 @@ def pipeline_panel(
     start = {n: usual[n] for n in knobs if n in usual and allowed(knobs[n], usual[n])} | start
     is_real = on.source != "simulated"
     return Panel(job, knobs=knobs, start=start, live=live if is_real else None, code=code)
+
+
+#: The live run of each device. A device serves one run at a time, whichever panel began it: a
+#: cell that is run again makes a new panel, while the old one's run may still go on.
+_going: WeakKeyDictionary[Device, LiveRun] = WeakKeyDictionary()
+
+
+def _end_run_on(device: Device) -> None:
+    """Stop the run that still goes on there, if one does."""
+    before = _going.pop(device, None)
+    if before is not None and not before.done:
+        before.stop()
 
 
 __all__ = ["LiveRun", "Panel", "Picture", "pipeline_panel"]

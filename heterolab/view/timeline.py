@@ -33,6 +33,8 @@ Lanes = Literal["three", "all"]
 LANE_PX, FRAME_PX = 66, 120
 #: A long span gets a hover point at least every this part of the picture.
 HOVER_STEPS = 60
+#: So many spans, the longest, have a hover card: thousands more would make the picture slow.
+MOST_CARDS = 4_000
 #: How much of its row a span fills.
 FILL = 0.8
 
@@ -226,14 +228,15 @@ def _bars(kind: str, placed: list[Placed], unit_ns: float) -> go.Scatter:
     )
 
 
-def _hover_points(placed: list[Placed], unit_ns: float, longest_ns: int) -> go.Scatter:
+def _hover_points(placed: list[Placed], unit_ns: float, end_ns: int) -> go.Scatter:
     """Invisible points along the spans that carry the hover cards."""
     xs: list[NDArray[np.float64]] = []
     ys: list[NDArray[np.float64]] = []
     cards: list[str] = []
-    step = max(longest_ns / HOVER_STEPS, 1)
+    step = max(end_ns / HOVER_STEPS, 1)
     for one in placed:
-        for span, y in zip(one.trace, one.y.tolist(), strict=True):
+        longest = _longest(one.trace, MOST_CARDS // len(placed))
+        for span, y in zip(one.trace.where(longest), one.y[longest].tolist(), strict=True):
             count = 1 + int((span.end_ns - span.start_ns) / step)
             inside = (np.arange(count) + 0.5) / count
             xs.append((span.start_ns + inside * (span.end_ns - span.start_ns)) / unit_ns)
@@ -249,6 +252,14 @@ def _hover_points(placed: list[Placed], unit_ns: float, longest_ns: int) -> go.S
         showlegend=False,
         name="",
     )
+
+
+def _longest(trace: Trace, count: int) -> NDArray[np.bool_]:
+    """Which spans are among the `count` longest."""
+    mask = np.ones(len(trace), bool)
+    if len(trace) > count:
+        mask[np.argsort(trace["end_ns"] - trace["start_ns"], kind="stable")[:-count]] = False
+    return mask
 
 
 def card(span: Span) -> str:

@@ -278,3 +278,44 @@ def test_without_a_notebook_a_live_job_runs_to_its_end():
     panel.start()
     assert panel.last.trace.wall_ns == 100_000
     assert not panel._run_button.disabled
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    import heterolab as hl
+
+    return hl.models.encoder()
+
+
+def test_a_pipeline_on_a_simulated_device_runs_at_once(encoder):
+    import heterolab as hl
+
+    load = hl.closed_loop(n=8, in_flight=8, seed=0)
+    knobs = {"batch": [2, 3, 8], "memory": ["pageable", "pinned"]}
+    panel = hl.pipeline_panel(encoder, load, on=hl.open_device("sim:h200"), knobs=knobs, batch=2, chunk=4)
+    assert panel.settings == {"batch": 2, "memory": "pinned"}
+    assert panel.code == 'hl.Pipeline(enc, batch=2, memory="pinned", chunk=4)'
+    assert panel.last.settings.chunk == 4
+    assert max(panel.set(batch=8).last.batch_sizes) > 2
+    assert len(panel.last.answers) == 8
+
+
+def test_a_pipeline_on_a_real_device_is_started_and_stopped_and_one_run_goes_at_a_time(encoder, cpu_device):
+    import heterolab as hl
+
+    async def scene():
+        load = hl.poisson(rate=20, n=2000, seed=0)
+        old, new = (hl.pipeline_panel(encoder, load, on=cpu_device, knobs={"batch": [8]}) for _ in range(2))
+        assert old.last is None
+        old.start()
+        while "answered so far" not in old._status.value:
+            await asyncio.sleep(0.05)
+        new.start()
+        await asyncio.wait_for(old._following, 20)
+        assert old.last.trace.source == "cpu-clock"
+        new.stop()
+        await asyncio.wait_for(new._following, 20)
+        assert len(new.last.outputs) < 2000
+        assert "Stopped" in new._status.value
+
+    asyncio.run(scene())

@@ -12,7 +12,7 @@ from made_by_hand import EVIL, run, trace
 from heterolab.pipeline.run import Run
 from heterolab.trace.trace import Span, Trace
 from heterolab.view.colours import COLOURS
-from heterolab.view.timeline import compare, save_html, timeline
+from heterolab.view.timeline import MOST_CARDS, compare, save_html, timeline
 
 
 def bars(figure, kind):
@@ -109,7 +109,13 @@ def test_ten_thousand_spans_are_eight_plotly_traces():
     figure = timeline(Trace.from_spans(spans, "simulated", "x"))
     assert len(figure.data) == 8
     assert figure.data[list(COLOURS).index("kernel")].x.dtype == np.float32
+    assert len(figure.data[-1].text) == MOST_CARDS
     assert not figure.layout.shapes
+
+
+def test_where_cards_are_scarce_the_longest_spans_have_them(monkeypatch):
+    monkeypatch.setattr("heterolab.view.timeline.MOST_CARDS", 1)
+    assert {card.partition(" ·")[0] for card in timeline(trace()).data[-1].text} == {"<b>encode</b>"}
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=12))
