@@ -17,6 +17,16 @@ from heterolab.device.base import Device
 DEVICES = ("sim:h200", "cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `slow` run only when asked for: ``pytest -m slow``."""
+    if "slow" in config.getoption("-m"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
 @pytest.fixture(scope="session")
 def no_gpu() -> str:
     """Why there is no CUDA device here; empty where there is one."""
