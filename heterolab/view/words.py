@@ -89,6 +89,7 @@ def figures(shown: Shown) -> Rows:
     causes = [
         text("figure.idle_value", cause=cause_name(cause), share=share(ns, wall))
         for cause, ns in list(metrics.gpu_idle_by_cause(trace).items())[:3]
+        if ns >= wall / 200  # else it would read "0 %"
     ]
     limits = text("figure.limits_value", lane=lane_name(card.lane), share=share(card.share, 1))
     rows += [
