@@ -182,7 +182,8 @@ class Buffer:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self.array.dtype)
+        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
+        return dtype
 
     @property
     def nbytes(self) -> int:
@@ -369,10 +370,20 @@ class Device(ABC):
     limits: Limits
     order: Order | None
     default_stream: Stream
+    _shared: list[Stream] | None = None
 
     @abstractmethod
     def stream(self, non_blocking: bool = True) -> Stream:
         """A new stream. A blocking one synchronises with the legacy default stream."""
+
+    def streams(self, count: int) -> list[Stream]:
+        """`count` non-blocking streams, the same ones at every call: a device has a limited
+        number, and work that comes again and again must not use them up."""
+        if self._shared is None:
+            self._shared = []
+        while len(self._shared) < count:
+            self._shared.append(self.stream())
+        return self._shared[:count]
 
     @abstractmethod
     def buffer(

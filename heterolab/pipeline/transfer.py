@@ -79,7 +79,7 @@ def make_slots(device: Device, plan: SlotPlan, streams: int, ring: int) -> list[
             f"batch={plan.batch} in {streams * ring} slots needs {needed / 2**30:.1f} GiB; {device.name} has "
             f"{room / 2**30:.1f} GiB. The largest batch that fits is {plan.batch * room // needed}."
         )
-    queues = [device.stream() for _ in range(streams)]
+    queues = device.streams(streams)
     return [_make_slot(device, plan, queues[i % streams], i) for i in range(streams * ring)]
 
 

@@ -96,6 +96,13 @@ def test_a_simulated_run_does_not_depend_on_what_ran_before_it(encoder) -> None:
     assert second.trace["op"].min() >= 0
 
 
+def test_runs_on_one_device_do_not_use_up_its_streams_or_its_memory(device, encoder) -> None:
+    load, limit = hl.closed_loop(n=1, in_flight=1), device.limits.streams
+    pipe = hl.Pipeline(encoder, batch=1, streams=min(limit, 8), ring=1, workers=0)
+    traces = [pipe.run(load, on=device).trace for _ in range(limit // 8 + 2)]
+    assert set(traces[0]["stream"].tolist()) == set(traces[-1]["stream"].tolist())
+
+
 BAD_BODIES = [
     b"{nonsense",
     b'{"text": "no key"}',
