@@ -17,7 +17,8 @@ from heterolab.trace.trace import NONE
 
 #: Waves that are simulated one by one; a longer grid runs in so many coarser ones.
 MAX_WAVES = 64
-#: A kernel of many waves that finds this share of the device free goes at its full speed.
+COARSE_WAVES = 8
+#: A kernel that finds this share of the room it needs goes at its full speed.
 ENOUGH_ROOM = 0.5
 
 
@@ -126,19 +127,25 @@ class Sms:
         return Grid(op, threads, blocks, op.work_ns / waves)
 
     def _plan(self, grid: Grid) -> None:
-        """The kernel is at the head of the line. A grid of many waves on a free device is two
-        steps for the simulator: all waves but the last, and the last."""
+        """The kernel is at the head of the line: how its blocks begin.
+
+        Where only the time of the whole kernel is known, and enough of the device is free, it
+        goes at its full speed with the room that there is. A grid of many waves is then two
+        steps for the simulator: all waves but the last, and the last.
+        """
         grid.started = True
-        room = self.capacity(grid.threads)
-        if grid.op.per_block or grid.blocks <= room:
+        if grid.op.per_block:
             return
+        room = self.capacity(grid.threads)
         waves = -(-grid.blocks // room)
         free = sum(group.count * group.room(grid.threads) for group in self.groups)
-        if free >= ENOUGH_ROOM * room:
-            grid.later = grid.blocks - (waves - 1) * room, grid.wave_ns
-            grid.left, grid.wave_ns = free, grid.wave_ns * (waves - 1)
-        elif waves > 8:
-            grid.left, grid.wave_ns = 8 * room, grid.wave_ns * waves / 8
+        if free >= ENOUGH_ROOM * min(room, grid.blocks):
+            grid.left = min(free, grid.blocks)
+            if waves > 1:
+                grid.later = grid.blocks - (waves - 1) * room, grid.wave_ns
+                grid.wave_ns *= waves - 1
+        elif waves > COARSE_WAVES:
+            grid.left, grid.wave_ns = COARSE_WAVES * room, grid.wave_ns * waves / COARSE_WAVES
 
     def _place(self) -> None:
         """Let kernels place blocks, in the order of the line, until one finds no room."""

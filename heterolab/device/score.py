@@ -168,7 +168,7 @@ def _op(op: dict[str, Any], streams: int, place: str) -> dict[str, Any]:
             good = value in allowed
             wanted = " or ".join(allowed)
         else:
-            number = isinstance(value, int | float) and not isinstance(value, bool)
+            number = isinstance(value, int | float if key == "us" else int) and not isinstance(value, bool)
             good = number and allowed[0] <= value <= allowed[1]
             wanted = f"a number from {allowed[0]} to {allowed[1]:g}"
         if not good:
