@@ -131,7 +131,10 @@ class CpuStream(Stream):
         self.device.check("copy", self, [src], [dst])
         target, source = _bytes_of(dst), _bytes_of(src)
         held = Memory.PAGEABLE in (dst.memory, src.memory)
-        return self._issue(kind, "copy", dst.nbytes, batch, lambda: np.copyto(target, source), held)
+        op = self._issue(kind, "copy", dst.nbytes, batch, lambda: np.copyto(target, source), held)
+        if held and self.device.order:
+            self.device.order.host_synchronized([self.index])
+        return op
 
     def launch(
         self,

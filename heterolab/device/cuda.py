@@ -139,10 +139,13 @@ class CudaStream(Stream):
     def copy(self, dst: Buffer, src: Buffer, *, batch: int = NONE) -> int:
         device = self.device
         kind = checks.copy_kind(device, dst, src)
-        device.check("copy", self, [src], [dst])
+        # From pageable memory this same call stages the bytes first (the host reads them, now),
+        # and to pageable memory it returns when they have arrived: CUDA holds the host.
+        staged = src.memory is Memory.PAGEABLE
+        device.check("copy", self, [] if staged else [src], [dst])
+        if staged:
+            device.host_access(src, writes=False)
         op, queued = device.begin_call()
-        # From pageable memory this same call stages the bytes first, and to pageable memory it
-        # returns when they have arrived: CUDA holds the host, as Stream.copy says.
         began = device.spans.begin(self.ptr)
         try:
             device.runtime.memcpyAsync(
@@ -156,6 +159,8 @@ class CudaStream(Stream):
             self.ptr, Pending(op, kind, "copy", self.index, queued, dst.nbytes, batch, keep, began)
         )
         device.end_call("copy", self, op, queued, batch)
+        if device.order and dst.memory is Memory.PAGEABLE:
+            device.order.host_synchronized([self.index])
         return op
 
     def launch(

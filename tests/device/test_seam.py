@@ -143,6 +143,16 @@ def test_synchronize_holds_the_host(device: Device) -> None:
     assert event.done
 
 
+def test_after_a_pageable_copy_the_host_may_touch_its_side_at_once(device: Device) -> None:
+    stream = device.stream()
+    here, there = device.buffer(64, memory="pageable"), device.buffer(64)
+    here.write()[:] = 5
+    stream.copy(there, here)
+    here.write()[:] = 0
+    stream.copy(here, there)
+    assert here.read().tolist() == [5] * 64
+
+
 def test_wait_any_sleeps_until_the_time_asked_for(device: Device) -> None:
     host = device.host
     until = host.now() + 3_000_000

@@ -25,10 +25,6 @@ from heterolab.errors import InputError
 
 __all__ = ["Effort", "calibrate", "calibrate_cpu", "calibrate_cuda", "write"]
 
-#: Pageable copies on the CPU device take no detour over a staging buffer: one piece is as good
-#: as many, so the piece is a page.
-PAGE = 4096
-
 
 def _quiet(line: str) -> None:
     """Say nothing."""
@@ -82,8 +78,7 @@ def _cpu_profile(device: CpuDevice, model: Any, effort: Effort, tell: Callable[[
             "streams": device.limits.streams,
         },
         "host": {
-            # One core plays the device; the host and its workers have the others.
-            "cores": max(cores - 1, 1),
+            "cores": cores,
             "launch_ns": calls["launch"]["median"],
             "copy_ns": calls["copy"]["median"],
             "record_ns": calls["record"]["median"],
@@ -94,7 +89,7 @@ def _cpu_profile(device: CpuDevice, model: Any, effort: Effort, tell: Callable[[
             "start_ns": max(calls["start"]["median"], 0),
             "submit_share": 1.0,
             "measured": calls,
-            "source": f"measured: each call among the others; one of {cores} cores left to the device",
+            "source": "measured: each call among the others",
         },
         "waiting": host["waiting"],
         "workers": host["workers"],
@@ -110,9 +105,8 @@ def _cpu_profile(device: CpuDevice, model: Any, effort: Effort, tell: Callable[[
             "source": "measured: memcpy by a stream's thread, one lock a direction",
         },
         "pageable": {
-            "h2d": moved["h2d pageable held"],
             "d2h": moved["d2h pageable held"],
-            "chunk_bytes": PAGE,
+            "h2d": None,  # nothing is staged
             "source": "measured: the host is held until the copy has ended",
         },
         "mapped": None,
@@ -135,6 +129,7 @@ def _cpu_profile(device: CpuDevice, model: Any, effort: Effort, tell: Callable[[
             "fixed_ns": arithmetic["fixed"]["median"],
             "flops_per_ns": arithmetic["flops_per_ns"],
             "memory": arithmetic["memory"],
+            "on_host_gil": round(deviceside.kernel_gil_share(device, model), 2),
             "source": "measured: empty kernel, matrix product, rounds, vector add; one kernel at a time",
         },
         "cpu_costs": host["cpu_costs"],

@@ -18,6 +18,7 @@ from heterolab.device.calibrate.figures import (
     spread,
     table,
 )
+from heterolab.device.calibrate.hostside import gil_share
 from heterolab.pipeline.kernels import empty, rounds, vector_add
 from heterolab.trace.trace import D2H, H2D, Span
 
@@ -185,12 +186,25 @@ def _in_a_row(
     size = kernel.work(reads, writes).size
     ops: list[int] = []
     end = device.host.now() + effort.stage_seconds * 1e9 / PASSES
+    ahead = spin(100_000)
     while len(ops) <= 1 + effort.repeats // PASSES and (len(ops) < 2 or device.host.now() < end):
         if device.source != "cpu-clock":
-            stream.launch(spin(5_000_000))
+            stream.launch(ahead)
+        start = device.host.now()
         ops.append(stream.launch(kernel, reads, writes))
+        if len(ops) == 1:  # long enough for all launches, the next time
+            ahead = spin(2 * (device.host.now() - start))
         stream.synchronize()
     return [(size, op) for op in ops[1:]]
+
+
+def kernel_gil_share(device: Device, model: Any) -> float:
+    """The share of a forward pass in NumPy that holds the interpreter lock."""
+    kernel = model.on(device).from_ids
+    ids = np.full((8, 16), 2023, np.int32)
+    hidden, lengths = np.empty((8, 16, model.dim), np.float32), np.empty(8, np.int32)
+    shares = [gil_share(lambda: kernel.run(np, [ids], [hidden, lengths]), seconds=0.2) for _ in range(3)]
+    return median(shares)
 
 
 def arithmetic(device: Device, effort: Effort) -> Json:
