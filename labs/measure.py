@@ -2,7 +2,8 @@
 
 The pipeline's throughput by payload and memory kind, on this machine's GPU, beside what the
 simulator predicts. Settings take turns within one run, since a host's speed wanders, and a
-ratio is the median of the ratios of neighbours. Written to labs/recordings/measured.json.
+ratio is the median of the ratios of neighbours. Written to labs/recordings/measured.json; with
+--readme that file's figures are put into the README, and nothing is measured.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from heterolab.device.base import Device
 from heterolab.pipeline.run import Run
 from heterolab.trace import metrics
 
+README = Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- measured: written by labs/measure.py -->\n", "<!-- /measured -->"
 OUT = Path(__file__).parent / "recordings" / "measured.json"
 PAYLOADS = {"ids": 1024, "images_uint8": 1024, "images_float32": 512}
 RETURNS = {"logits": 512}
@@ -74,13 +77,49 @@ def measure(dev: Device, simulated: str, rounds: int) -> dict[str, Any]:
     return rows
 
 
+def table(report: dict[str, Any]) -> str:
+    """The README's table of a report."""
+    names = {
+        "ids": "token ids in, best answers back",
+        "images_uint8": "pictures in, uint8",
+        "images_float32": "pictures in, float32",
+        "logits": "token ids in, logits back",
+    }
+    knobs = ", ".join(f"{name}={value}" for name, value in report["knobs"].items())
+    lines = [
+        f"Requests per second through the five stages on an {report['device']} ({report['date']}; {knobs}; "
+        f"eager CuPy; median of {report['rounds']} interleaved rounds), and what the simulator said:",
+        "",
+        "| what crosses the link | pageable | pinned | pinned over pageable | predicted, pinned | GPU busy |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for what, words in names.items():
+        pageable, pinned = report["rows"][f"{what} pageable"], report["rows"][f"{what} pinned"]
+        lines.append(
+            f"| {words} | {pageable['throughput_per_s']['median']:,.0f} | "
+            f"{pinned['throughput_per_s']['median']:,.0f} | × {pinned['over_pageable']['median']:.2f} | "
+            f"{pinned['predicted_per_s']:,.0f} | {pinned['gpu_busy']['median']:.0%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def written(readme: str, report: dict[str, Any]) -> str:
+    """The README with the report's table in its place."""
+    before, _, rest = readme.partition(BEGIN)
+    return before + BEGIN + table(report) + END + rest.partition(END)[2]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--simulated", default="sim:h200", help="the profile that predicts")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--readme", action="store_true", help="only put the figures into the README")
     options = parser.parse_args()
+    if options.readme:
+        README.write_text(written(README.read_text(), json.loads(options.out.read_text())))
+        return
     dev = hl.open_device(options.device)
     report = {
         "device": dev.name,

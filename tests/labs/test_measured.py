@@ -1,0 +1,58 @@
+"""What was measured on a real GPU: the README quotes it, and it shows what the labs say."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import heterolab as hl
+
+ROOT = Path(__file__).parent.parent.parent
+REPORT = ROOT / "labs" / "recordings" / "measured.json"
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("measure", ROOT / "labs" / "measure.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def report():
+    return json.loads(REPORT.read_text())
+
+
+def test_the_readme_quotes_the_measurement(report) -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert script().written(readme, report) == readme
+
+
+def test_the_measurement_says_where_it_comes_from(report) -> None:
+    assert report["source"] in ("cuda-events", "cupti")
+    assert report["device"]
+    assert report["date"]
+    assert report["meta"]
+
+
+def test_memory_kind_matters_for_pictures_and_not_for_token_ids(report) -> None:
+    ratio = {name: row["over_pageable"]["median"] for name, row in report["rows"].items()}
+    assert ratio["ids pinned"] == pytest.approx(1, abs=0.03)
+    assert ratio["images_float32 pinned"] > 1.15
+    assert ratio["images_uint8 pinned"] > 1.05
+
+
+def test_fewer_bytes_beat_better_memory(report) -> None:
+    rate = {name: row["throughput_per_s"]["median"] for name, row in report["rows"].items()}
+    assert rate["images_uint8 pageable"] > rate["images_float32 pinned"]
+
+
+@pytest.mark.gpu
+def test_the_same_on_this_gpu() -> None:
+    measure = script()
+    chosen = {n: s for n, s in measure.settings().items() if n.split()[0] in ("ids", "images_float32")}
+    measure.settings = lambda: chosen
+    rows = measure.measure(hl.open_device("cuda"), "sim:h200", rounds=15)
+    assert rows["ids pinned"]["over_pageable"]["median"] == pytest.approx(1, abs=0.03)
+    assert rows["images_float32 pinned"]["over_pageable"]["median"] > 1.15
