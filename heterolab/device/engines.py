@@ -65,7 +65,8 @@ class Gpu:
             return
         costs = self.link.costs
         large = op.nbytes > costs.both_large_bytes
-        self.link.start(Transfer(op.kind, op.work_ns, 1 - costs.mapped_share, large, finish))
+        weight = max(1 - costs.mapped_share, 0.01)
+        self.link.start(Transfer(op.kind, op.work_ns, weight, large, finish))
 
     def end(self, op: Op) -> None:
         """`op` has ended now: its effect, and the ops that waited for it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +20,9 @@ BYTES = 8
 
 
 def buffers() -> list[Buffer]:
-    """Two allocations, and two overlapping parts of the first."""
+    """Two allocations, and parts of the first, of which some overlap."""
     first, second = (Buffer(None, np.zeros(BYTES, np.uint8), Memory.MAPPED) for _ in range(2))
-    return [first, second, first[:5], first[3:]]
+    return [first, second, first[:5], first[3:], first[6:]]
 
 
 @dataclass
@@ -64,44 +66,46 @@ class Graph:
         return found
 
 
-streams = st.integers(-1, 2)
-which = st.integers(0, 3)
+streams = st.integers(-1, 1)
+which = st.integers(0, 4)
+some = st.lists(which, max_size=1)
 steps = st.one_of(
-    st.tuples(st.just("op"), streams, which, which),
+    st.tuples(st.just("op"), streams, some, some),
+    st.tuples(st.just("op"), streams, st.just([0]), st.just([])),  # mostly the same bytes
+    st.tuples(st.just("op"), streams, st.just([]), st.just([0])),
     st.tuples(st.just("host"), st.booleans(), which),
     st.tuples(st.just("record"), streams),
-    st.tuples(st.just("wait"), streams, st.integers(0, 5)),
-    st.tuples(st.just("saw"), st.integers(0, 5)),
+    st.tuples(st.just("wait"), streams, st.integers(0, 3)),
+    st.tuples(st.just("saw"), st.integers(0, 3)),
     st.tuples(st.just("sync"), streams),
 )
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.lists(st.booleans(), min_size=3, max_size=3), st.lists(steps, max_size=40))
+# Short programs: in a long one nearly every operation races, and one race hides another.
+@settings(max_examples=1500, deadline=None)
+@given(st.lists(st.booleans(), min_size=2, max_size=2), st.lists(steps, max_size=12))
 def test_it_finds_exactly_the_conflicts_without_a_path(blocking: list[bool], program: list[tuple]) -> None:
-    order, graph, known = Order("raise"), Graph(dict(enumerate(blocking))), buffers()
+    order, graph, known = Order("show"), Graph(dict(enumerate(blocking))), buffers()
     for stream, blocks in enumerate(blocking):
         order.add_stream(stream, blocks)
     events: list[tuple[dict[int, int], int]] = []
     for step, *args in program:
         if step == "op":
-            stream, read, written = args
+            stream, read, written = args[0], [known[i] for i in args[1]], [known[i] for i in args[2]]
             node = graph.issued(stream)
-            touches = [_touch(known[read], False), _touch(known[written], True)]
+            touches = [_touch(b, False) for b in read] + [_touch(b, True) for b in written]
             expected = graph.races(node, touches)
-            found = raises(lambda: order.device_op(stream, "op", [known[read]], [known[written]]))  # noqa: B023
+            found = reports(order, order.device_op, stream, "op", read, written)
         elif step == "host":
             writes, index = args
             node = graph.node(HOST)
             expected = graph.races(node, [_touch(known[index], writes)])
             side = {"writes" if writes else "reads": [known[index]]}
-            found = raises(lambda: order.host_op("a touch", **side))  # noqa: B023
+            found = reports(order, order.host_op, "a touch", **side)
         else:
             expected = found = False
             _order_only(step, args, order, graph, events)
         assert found == expected, (step, args)
-        if found:
-            return
 
 
 def _touch(buffer: Buffer, writes: bool) -> tuple[int, int, int, bool]:
@@ -126,12 +130,13 @@ def _order_only(step: str, args: list[int], order: Order, graph: Graph, events: 
             graph.node(HOST, node)
 
 
-def raises(call) -> bool:
-    try:
-        call()
-    except RaceError:
-        return True
-    return False
+def reports(order: Order, call: Callable[..., None], *args: Any, **side: Any) -> bool:
+    """Whether the check finds at least one race in this operation."""
+    before = len(order.found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RaceWarning)
+        call(*args, **side)
+    return len(order.found) > before
 
 
 def test_a_race_between_streams_names_both_ops_and_the_missing_event() -> None:
