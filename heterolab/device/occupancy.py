@@ -71,10 +71,11 @@ class Grid:
 class Wave:
     """Blocks of one kernel that were placed together, and end together."""
 
-    __slots__ = ("grid",)
+    __slots__ = ("blocks", "grid")
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
+        self.blocks = 0
 
 
 class Sms:
@@ -97,6 +98,8 @@ class Sms:
         self.kernels = 0  # that run
         self.last = NONE  # the op that ended last
         self.groups = [self._idle(compute.sms)]
+        #: A kernel that has the device to itself is not placed on SMs until another one comes.
+        self.alone: Wave | None = None
 
     def _idle(self, count: int) -> Group:
         return Group(count, self.costs.threads_per_sm, self.costs.blocks_per_sm, {})
@@ -138,6 +141,8 @@ class Sms:
             return
         room = self.capacity(grid.threads)
         waves = -(-grid.blocks // room)
+        if not self.kernels and waves == 1:
+            return
         free = sum(group.count * group.room(grid.threads) for group in self.groups)
         if free >= ENOUGH_ROOM * min(room, grid.blocks):
             grid.left = min(free, grid.blocks)
@@ -154,6 +159,9 @@ class Sms:
             if not grid.started:
                 if self.kernels >= self.costs.kernels:
                     return
+                if self.alone is not None:  # no longer
+                    self._spread(self.alone, self.alone.blocks)
+                    self.alone = None
                 self._plan(grid)
             placed = self._fill(grid)
             # Blocks that wait for the link end when it is through, wherever they were placed.
@@ -163,8 +171,20 @@ class Sms:
             self.line.popleft()
 
     def _fill(self, grid: Grid) -> int:
-        """Start as many blocks as fit, block after block on the emptiest SM; how many did."""
-        wave, threads, need = Wave(grid), grid.threads, grid.left
+        """Start as many blocks as fit; how many did."""
+        wave = Wave(grid)
+        if not self.kernels and grid.left <= self.capacity(grid.threads):
+            self.alone = wave
+            placed = wave.blocks = grid.left
+        else:
+            placed = self._spread(wave, grid.left)
+        if placed:
+            self._start(wave)
+        return placed
+
+    def _spread(self, wave: Wave, blocks: int) -> int:
+        """Place as many of the blocks as fit, one after the other on the emptiest SM."""
+        need, threads = blocks, wave.grid.threads
         while need and (group := self._emptiest(threads)) is not None:
             if group.count > need:
                 group = group.split(need)
@@ -175,10 +195,7 @@ class Sms:
                 rounds = min(rounds, max(1, (group.threads - others) // threads))
             group.add(wave, rounds)
             need -= rounds * group.count
-        placed = grid.left - need
-        if placed:
-            self._start(wave)
-        return placed
+        return blocks - need
 
     def _emptiest(self, threads: int) -> Group | None:
         """The group with the most room that still takes a block of `threads`."""
@@ -201,10 +218,10 @@ class Sms:
     def _end(self, wave: Wave) -> None:
         """A wave's blocks have ended: their room is free."""
         grid = wave.grid
-        for group in self.groups:
-            group.remove(wave)
-        if len(self.groups) > 1:
-            self._merge()
+        if self.alone is wave:
+            self.alone = None
+        else:
+            self._free(wave)
         grid.running -= 1
         if grid.later and not grid.running:
             (grid.left, grid.wave_ns), grid.later = grid.later, None
@@ -218,8 +235,12 @@ class Sms:
                 self._ended(op)
         self._place()
 
-    def _merge(self) -> None:
-        """Idle SMs are one group again."""
+    def _free(self, wave: Wave) -> None:
+        """Its SMs have room again; those that are idle are one group."""
+        for group in self.groups:
+            group.remove(wave)
+        if len(self.groups) == 1:
+            return
         idle = sum(group.count for group in self.groups if not group.blocks)
         self.groups = [group for group in self.groups if group.blocks]
         if idle:

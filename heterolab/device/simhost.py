@@ -123,9 +123,9 @@ class SimHost(Host):
 
     def spend(self, ns: float, gil: float = 1.0) -> None:
         """The host thread works for `ns` (longer if workers contend for the interpreter)."""
-        ns = self.noisy(ns)
-        undisturbed = not (self.shared and self.agenda and self.agenda.next_ns() < self._now + ns)
-        if undisturbed and not self.cpu.jobs:
+        if self.jitter:
+            ns = self.noisy(ns)
+        if not self.shared or self._undisturbed(ns):
             self._now += round(ns)
             return
         self.catch_up()
@@ -134,6 +134,11 @@ class SimHost(Host):
         while not finished:
             self.agenda.play_one()
         self._now = finished[0]
+
+    def _undisturbed(self, ns: float) -> bool:
+        """Nothing else runs on the CPU in the next `ns`, as far as one can know."""
+        soon = self.agenda and self.agenda.next_ns() < self._now + ns
+        return not (self.cpu.jobs or soon)
 
     def work(self, ns: float, gil: float = 1.0) -> None:
         """The host thread computes something of its own for `ns`."""
