@@ -17,6 +17,7 @@ from heterolab.device.base import Device
 from heterolab.lab import streams
 from heterolab.pipeline.kernels import rounds
 from heterolab.trace.trace import Trace
+from heterolab.workload import questions
 
 RECORDINGS = Path(__file__).parent / "recordings"
 CHUNKS = (1, 2, 4, 8, 16, 32, 64, 256)
@@ -34,6 +35,15 @@ def chunks(dev: Device, count: int) -> Trace:
     return streams.timed(dev, streams.in_chunks, job, count, streams.queues(dev, 4 if count > 1 else 1))
 
 
+def pipeline(dev: Device, **settings: str) -> Trace:
+    """Lab 05's pipeline, saturated; the second run, since the first one warms up."""
+    load = hl.closed_loop(n=128, in_flight=128, texts=questions()[:32])
+    pipe = hl.Pipeline(hl.models.encoder(), batch=32, chunk=32, **settings)
+    pipe.run(load, on=dev)
+    run = pipe.run(load, on=dev)
+    return replace(run.trace, meta={**run.trace.meta, "settings": run.settings.code()})
+
+
 PROGRAMS: dict[str, Callable[[Device], Trace]] = {
     **{
         f"03-{memory}-{count}": partial(two_tasks, memory=memory, count=count)
@@ -41,6 +51,15 @@ PROGRAMS: dict[str, Callable[[Device], Trace]] = {
         for count in (1, 2)
     },
     **{f"03-chunks-{count}": partial(chunks, count=count) for count in CHUNKS},
+    **{
+        f"05-{payload}-{memory}": partial(pipeline, payload=payload, memory=memory)
+        for payload in ("ids", "images_uint8", "images_float32")
+        for memory in ("pageable", "pinned")
+    },
+    **{
+        f"05-logits-{memory}": partial(pipeline, returns="logits", memory=memory)
+        for memory in ("pageable", "pinned")
+    },
 }
 
 

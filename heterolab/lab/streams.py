@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,12 +23,15 @@ MIB = 2**20
 #: that also compute, so a smaller job shows the same there in less time.
 SIZE_MIB, CPU_SIZE_MIB = 64, 32
 
+#: Elements that are compared at a time.
+PIECE = 1 << 20
+
 #: More rounds than any machine needs to keep as long as a copy.
 MOST_ROUNDS = 1 << 17
 
 Program = Callable[..., Any]
 
-_queues: WeakKeyDictionary[Device, dict[bool, list[Stream]]] = WeakKeyDictionary()
+_blocking: WeakKeyDictionary[Device, list[Stream]] = WeakKeyDictionary()
 
 
 def job_mib(dev: Device) -> int:
@@ -54,7 +57,6 @@ class Job:
     d: Buffer
     h_out: Buffer
     kernel: Kernel
-    expected: NDArray[np.uint32] = field(repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -68,9 +70,28 @@ class Job:
         edges = [len(self.d) * i // chunks for i in range(chunks + 1)]
         return [slice(a, b) for a, b in pairwise(edges)]
 
+    def with_kernel(self, kernel: Kernel) -> Job:
+        """The same job with other work to do, on the same buffers."""
+        return replace(self, kernel=kernel)
+
+    def expected(self, part: slice) -> NDArray[np.uint32]:
+        """NumPy's answer for a part."""
+        values: NDArray[np.uint32] = self.h_in.read()[part].copy()
+        self.kernel.run(np, [values], [values])
+        return values
+
     def right(self) -> bool:
         """Whether `h_out` holds NumPy's answer."""
-        return bool(np.array_equal(self.h_out.read(), self.expected))
+        return self.first_wrong() is None
+
+    def first_wrong(self) -> int | None:
+        """The first element of `h_out` that differs from NumPy's answer; None if all are right."""
+        got = self.h_out.read()
+        for part in self.parts(max(1, len(self.d) // PIECE)):  # in pieces: less memory at a time
+            wrong = (got[part] != self.expected(part)).nonzero()[0]
+            if len(wrong):
+                return int(part.start + wrong[0])
+        return None
 
     def clear(self) -> None:
         """Forget the last result, so that a program that does nothing is not right."""
@@ -82,11 +103,8 @@ def job(dev: Device, kernel: Kernel, memory: str = "pinned", mib: float | None =
     n = int((mib or job_mib(dev)) * MIB) // 4
     kind = Memory.of(memory)
     h_in, h_out = (dev.buffer(n, "uint32", kind, name=name) for name in ("h_in", "h_out"))
-    values = h_in.write()
-    values[...] = np.arange(1, n + 1, dtype=np.uint32)
-    expected = values.copy()
-    kernel.run(np, [expected], [expected])
-    return Job(h_in, dev.buffer(n, "uint32", name="d"), h_out, kernel, expected)
+    h_in.write()[...] = np.arange(1, n + 1, dtype=np.uint32)
+    return Job(h_in, dev.buffer(n, "uint32", name="d"), h_out, kernel)
 
 
 @dataclass(eq=False)
@@ -102,11 +120,12 @@ class Pair:
 def pairs(dev: Device, memory: str) -> list[Pair]:
     """The two tasks of the article's program, float32, with `h_a` in `memory`."""
     n = job_mib(dev) * MIB // 4
-    made = []
+    made, d_b = [], dev.buffer(n, "float32", name="d_b")
     for _ in range(2):
         h_a = dev.buffer(n, "float32", memory, name="h_a")
         h_a.write()[...] = 1.0
-        made.append(Pair(h_a, *(dev.buffer(n, "float32", name=name) for name in ("d_a", "d_b", "d_c"))))
+        d_a, d_c = (dev.buffer(n, "float32", name=name) for name in ("d_a", "d_c"))
+        made.append(Pair(h_a, d_a, d_b, d_c))
     return made
 
 
@@ -138,10 +157,12 @@ def timed(dev: Device, program: Program, *args: Any) -> Trace:
 
 
 def queues(dev: Device, count: int, non_blocking: bool = True) -> list[Stream]:
-    """`count` streams of `dev`, the same ones each time: making streams costs, and is limited."""
-    made = _queues.setdefault(dev, {True: [], False: []})[non_blocking]
+    """`count` streams of `dev`, the same ones each time; blocking ones wait for the default stream."""
+    if non_blocking:
+        return dev.streams(count)
+    made = _blocking.setdefault(dev, [])
     while len(made) < count:
-        made.append(dev.stream(non_blocking))
+        made.append(dev.stream(non_blocking=False))
     return made[:count]
 
 

@@ -46,9 +46,9 @@ numbers = {
     "two_best": f"{max(gain(job, n, 2, one) for n in (4, 8, 16)):.2f}",
     "bound_4": f"{streams.speed_up_bound(4):.2f}",
     "bound_16": f"{streams.speed_up_bound(16):.2f}",
-    "heavy_gain": f"{gain(streams.job(dev, rounds(10 * k)), 8, 4):.2f}",
+    "heavy_gain": f"{gain(job.with_kernel(rounds(10 * k)), 8, 4):.2f}",
     "pageable_gain": f"{gain(streams.job(dev, rounds(k), 'pageable'), 8, 4, one):.2f}",
-    "empty_gain": f"{gain(streams.job(dev, empty()), 8, 4):.2f}",
+    "empty_gain": f"{gain(job.with_kernel(empty()), 8, 4):.2f}",
 }
 provenance = one.stamp
 
@@ -94,7 +94,7 @@ dev
 
 
 # %% name="two-tasks"
-queues = [dev.stream() for _ in range(8)]
+queues = dev.streams(8)
 
 
 def two_tasks(dev, tasks, queues):
@@ -128,9 +128,10 @@ lab.predict("second stream", guess, because=why)
 # %% name="run"
 traces = {}
 for memory in ("pageable", "pinned"):
-    tasks = streams.pairs(dev, memory)
     for count in (1, 2):
+        tasks = streams.pairs(dev, memory)
         traces[memory, count] = streams.timed(dev, two_tasks, tasks, queues[:count])
+del tasks  # they are large
 rows = [(memory, count, trace.wall_ns / 1e6) for (memory, count), trace in traces.items()]
 lab.Table(["host memory", "streams", "ms"], rows)
 
@@ -247,7 +248,7 @@ lab.curve(curves, x="chunks", y="speed-up", title="Speed-up over one piece", das
 # Three jobs, each in 8 chunks on four streams. Guess each one before you run it.
 
 # %% name="not-heavy"
-heavy = streams.job(dev, rounds(10 * k))
+heavy = job.with_kernel(rounds(10 * k))
 alone = streams.timed(dev, streams.serial, heavy)
 cut = streams.timed(dev, in_chunks, heavy, 8, queues[:4])
 lab.show([alone, cut], f"ten times the work: × {alone.wall_ns / cut.wall_ns:.2f}")
@@ -267,7 +268,7 @@ lab.show([one, cut], f"pinned in one piece, pageable in chunks: × {one.wall_ns 
 # Meanwhile the host cannot issue the next chunk.
 
 # %% name="not-empty"
-nothing = streams.job(dev, empty())
+nothing = job.with_kernel(empty())
 alone = streams.timed(dev, streams.serial, nothing)
 cut = streams.timed(dev, in_chunks, nothing, 8, queues[:4])
 lab.show([alone, cut], f"a kernel that does nothing: × {alone.wall_ns / cut.wall_ns:.2f}")
