@@ -14,6 +14,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any, Literal, Protocol
 
@@ -151,6 +152,8 @@ class Limits:
 
 
 _storages = iter(range(1, 1 << 62))
+#: Parts that a buffer remembers at most.
+MOST_PARTS = 4096
 
 
 @dataclass(eq=False)
@@ -175,19 +178,28 @@ class Buffer:
     name: str = ""
     storage: int = field(default_factory=lambda: next(_storages))
     offset: int = 0
+    # A program that streams takes the same parts again and again: each is made once.
+    _parts: dict[tuple[Any, ...], Buffer] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(int(n) for n in self.array.shape)
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         dtype: np.dtype[Any] = np.dtype(self.array.dtype)
         return dtype
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
+
+    @cached_property
+    def address(self) -> int:
+        """Where the bytes begin, in host memory or on the device."""
+        if isinstance(self.array, np.ndarray):
+            return int(self.array.__array_interface__["data"][0])
+        return int(self.array.data.ptr)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -196,24 +208,27 @@ class Buffer:
         """Rows ``a:b``, without a copy."""
         if not isinstance(rows, slice) or rows.step not in (None, 1):
             raise InputError(f"{self!r}[{rows!r}]: a part of a buffer is a plain slice, a:b.")
-        first, _, _ = rows.indices(len(self))
-        row_bytes = self.nbytes // max(len(self), 1)
-        return Buffer(
-            self.device,
-            self.array[rows],
-            self.memory,
-            self.name,
-            self.storage,
-            self.offset + first * row_bytes,
-        )
+        first, last, _ = rows.indices(len(self))
+        return self._part((first, max(last, first)), lambda: self.array[rows])
 
     def view(self, *shape: int) -> Buffer:
         """The first ``prod(shape)`` elements as an array of that shape, without a copy."""
         count, room = prod(shape), prod(self.shape)
         if count > room:
             raise InputError(f"{self!r} holds {room} elements; a view of {shape} needs {count}.")
-        array = self.array.reshape(-1)[:count].reshape(shape)
-        return Buffer(self.device, array, self.memory, self.name, self.storage, self.offset)
+        return self._part(("view", *shape), lambda: self.array.reshape(-1)[:count].reshape(shape))
+
+    def _part(self, key: tuple[Any, ...], array: Callable[[], Array]) -> Buffer:
+        """A part of this buffer: made once, then remembered."""
+        part = self._parts.get(key)
+        if part is None:
+            if len(self._parts) >= MOST_PARTS:
+                self._parts.clear()
+            rows = 0 if key[0] == "view" else key[0]
+            offset = self.offset + rows * (self.nbytes // max(len(self), 1))
+            part = Buffer(self.device, array(), self.memory, self.name, self.storage, offset)
+            self._parts[key] = part
+        return part
 
     def read(self) -> NDArray[Any]:
         """The host's view of the values, read-only; refused for device memory."""

@@ -149,7 +149,7 @@ class CudaStream(Stream):
         began = device.spans.begin(self.ptr)
         try:
             device.runtime.memcpyAsync(
-                _address(dst.array), _address(src.array), dst.nbytes, device.copy_kinds[kind], self.ptr
+                dst.address, src.address, dst.nbytes, device.copy_kinds[kind], self.ptr
             )
         except Exception:
             device.spans.cancel(began)
@@ -176,23 +176,23 @@ class CudaStream(Stream):
         device.check(kernel.name, self, reads, writes)
         op, queued = device.begin_call()
         inputs, outputs = [device.array(b) for b in reads], [device.array(b) for b in writes]
-        # CuPy's current stream is set and set back inside this call: temporaries that the kernel
-        # makes then belong to this stream's own pool.
-        with device.native, self.native:
-            began = device.spans.begin(self.ptr)
-            try:
-                if kernel.cuda is None:
+        began = device.spans.begin(self.ptr)
+        try:
+            if kernel.cuda is not None:
+                device.kernels.launch(kernel, kernel.cuda, inputs, outputs, self.native)
+            else:
+                # CuPy's current stream is set and set back inside this call: temporaries that
+                # the kernel makes then belong to this stream's own pool.
+                with self.native:
                     kernel.run(device.cupy, inputs, outputs)
-                else:
-                    device.kernels.launch(kernel, kernel.cuda, inputs, outputs)
-            except Exception as error:
-                device.spans.cancel(began)
-                raise device.explain(error, kernel, self) from error
-            nbytes = sum(b.nbytes for b in (*reads, *writes))
-            keep = (inputs, outputs)
-            device.spans.end(
-                self.ptr, Pending(op, KERNEL, kernel.name, self.index, queued, nbytes, batch, keep, began)
-            )
+        except Exception as error:
+            device.spans.cancel(began)
+            raise device.explain(error, kernel, self) from error
+        nbytes = sum(b.nbytes for b in (*reads, *writes))
+        keep = (inputs, outputs)
+        device.spans.end(
+            self.ptr, Pending(op, KERNEL, kernel.name, self.index, queued, nbytes, batch, keep, began)
+        )
         device.end_call("launch", self, op, queued, batch)
         return op
 
@@ -200,8 +200,7 @@ class CudaStream(Stream):
         device = self.device
         device.check_open()
         op, queued = device.begin_call()
-        with device.native:
-            event = CudaEvent(device, op, device.order.record(self.index) if device.order else None)
+        event = CudaEvent(device, op, device.order.record(self.index) if device.order else None)
         device.runtime.eventRecord(event.native.ptr, self.ptr)
         device.end_call("record", self, op, queued)
         return event
@@ -322,8 +321,7 @@ class CudaDevice(Device):
         self.check_open()
         op, start = self.begin_call()
         try:
-            with self.native:
-                self.runtime.deviceSynchronize()
+            self.runtime.deviceSynchronize()
         finally:
             self.end_call("synchronize", None, op, start, kind=SYNC)
         if self.order:
@@ -334,6 +332,8 @@ class CudaDevice(Device):
 
     def begin_call(self) -> tuple[int, int]:
         """(op number, now): the host enters a device call."""
+        if self.runtime.getDevice() != self.native.id:
+            self.native.use()  # the calls that follow are for this device
         return self.host.recorder.next_op(), self.host.now()
 
     def end_call(
@@ -444,7 +444,7 @@ class CudaDevice(Device):
             return buffer.array
         cuda = self.cupy.cuda
         # Host and device share one address space (UVA), so a mapped pointer means the same to both.
-        memory = cuda.UnownedMemory(_address(buffer.array), buffer.nbytes, buffer.array, self.native.id)
+        memory = cuda.UnownedMemory(buffer.address, buffer.nbytes, buffer.array, self.native.id)
         return self.cupy.ndarray(buffer.shape, buffer.dtype, cuda.MemoryPointer(memory, 0))
 
     def upload(self, arrays: Mapping[str, NDArray[Any]]) -> Mapping[str, Array]:
@@ -489,10 +489,3 @@ class CudaDevice(Device):
 
     def __repr__(self) -> str:
         return f"<{self.name}: a CUDA device{'; ' + self._why if self._why else ''}>"
-
-
-def _address(array: Array) -> int:
-    """Where an array's bytes begin, in host memory or on the device."""
-    if isinstance(array, np.ndarray):
-        return int(array.__array_interface__["data"][0])
-    return int(array.data.ptr)

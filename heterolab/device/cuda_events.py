@@ -65,7 +65,7 @@ class GpuClock:
         return event, before, self._host.now()
 
 
-@dataclass
+@dataclass(slots=True)
 class Pending:
     """An op on its way, its two events, and the arrays that must live until it has ended."""
 

@@ -51,9 +51,9 @@ class CompiledKernels:
         self._checked: set[tuple[Any, ...]] = set()
 
     def launch(
-        self, kernel: Kernel, source: CudaSource, reads: Sequence[Array], writes: Sequence[Array]
+        self, kernel: Kernel, source: CudaSource, reads: Sequence[Array], writes: Sequence[Array], stream: Any
     ) -> None:
-        """Launch on CuPy's current stream."""
+        """Launch on a CuPy stream."""
         arguments = source.arguments(reads, writes)
         types = (source.entry, source.code, *map(_type_of, arguments))
         if types not in self._checked:
@@ -61,7 +61,7 @@ class CompiledKernels:
             self._checked.add(types)
         blocks, threads = source.grid(reads, writes)
         shared = source.shared_bytes(reads, writes) if source.shared_bytes else 0
-        self._function(source)((blocks,), (threads,), arguments, shared_mem=shared)
+        self._function(source)((blocks,), (threads,), arguments, shared_mem=shared, stream=stream)
 
     def _function(self, source: CudaSource) -> Any:
         key = (source.code, source.entry)

@@ -64,7 +64,10 @@ class Runtime(SimpleNamespace):
     CUDARuntimeError = CUDARuntimeError
 
     def __init__(self) -> None:
-        super().__init__(calls=[], busy=False, status=0, times={}, devices=1, free=MEMORY)
+        super().__init__(calls=[], busy=False, status=0, times={}, devices=1, free=MEMORY, current=0)
+
+    def getDevice(self) -> int:
+        return self.current
 
     def getDeviceCount(self) -> int:
         return self.devices
@@ -133,6 +136,9 @@ def make() -> Any:
         def __init__(self, number: int) -> None:
             self.id = number
 
+        def use(self) -> None:
+            runtime.current = self.id
+
     class PinnedMemory:
         def __init__(self, size: int, flags: int = 0) -> None:
             self.bytes = np.zeros(size, np.uint8)
@@ -144,7 +150,9 @@ def make() -> Any:
         def __init__(self, code: str, entry: str) -> None:
             self.code, self.entry = code, entry
 
-        def __call__(self, grid: Any, block: Any, arguments: Any, *, shared_mem: int = 0) -> None:
+        def __call__(
+            self, grid: Any, block: Any, arguments: Any, *, shared_mem: int = 0, stream: Any = None
+        ) -> None:
             if "error" in self.code:
                 raise CompileException("line 1: error")
             runtime.calls.append((self.entry, grid, block, len(arguments), shared_mem))
