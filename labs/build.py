@@ -67,6 +67,8 @@ def student_text(source: str) -> str:
         indent, body = match.groups()
         parts = _STUDENT.split(body)
         if len(parts) == 2:
+            if bad := [line for line in parts[1].splitlines() if not line.startswith(f"{indent}#")]:
+                raise BuildError(f"after ### STUDENT, {bad[0]!r} must begin with {indent + '# '!r}.")
             return re.sub(rf"^{indent}# ?", indent, parts[1], flags=re.M)
         return f"{indent}...  # your code here\n"
 

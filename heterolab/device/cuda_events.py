@@ -57,6 +57,11 @@ class GpuClock:
         self._anchor_ns = min(max(self.ns(event), before), after)
         self._anchor = event
 
+    def not_before(self, event: Any, host_ns: int) -> None:
+        """`event` was enqueued at `host_ns`: if it seems to have been reached before, the anchor
+        is thought too early by that much at least."""
+        self._anchor_ns += max(host_ns - self.ns(event), 0)
+
     def _record(self) -> tuple[Any, int, int]:
         event = self._cupy.cuda.Event()
         before = self._host.now()
@@ -151,10 +156,11 @@ class EventSpans:
         return ended
 
     def _add(self, clock: GpuClock, ended: list[Pending]) -> None:
+        for op in ended:
+            clock.not_before(op.began, op.queued_ns)
         timed = sorted(((clock.ns(op.ended), op) for op in ended), key=lambda pair: (pair[0], pair[1].op))
         for ended_ns, op in timed:
-            end = max(ended_ns, op.queued_ns)
-            start = min(max(clock.ns(op.began), op.queued_ns), end)
+            start, end = min(clock.ns(op.began), ended_ns), ended_ns
             if op.kind in self._lane_busy_until:
                 start = min(max(start, self._lane_busy_until[op.kind]), end)
                 self._lane_busy_until[op.kind] = end

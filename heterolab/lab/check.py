@@ -147,6 +147,7 @@ Check = Callable[..., Iterator[Found]]
 _HOME = {
     "03-1": ("heterolab.lab.checks_03", "chunked_job"),
     "03-2": ("heterolab.lab.checks_03", "repairs"),
+    "03-3": ("heterolab.lab.checks_03", "whole_sum"),
     "05-1": ("heterolab.lab.checks_05", "idle_hook"),
     "05-2": ("heterolab.lab.checks_05", "two_changes"),
 }

@@ -39,7 +39,7 @@ def job_mib(dev: Device) -> int:
     return CPU_SIZE_MIB if dev.source == "cpu-clock" else SIZE_MIB
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Job:
     """Copy `h_in` to the device, run `kernel` on it in place, copy the result to `h_out`.
 
@@ -57,6 +57,10 @@ class Job:
     d: Buffer
     h_out: Buffer
     kernel: Kernel
+
+    def __repr__(self) -> str:
+        size = f"{self.nbytes / MIB:g} MiB"
+        return f"<job: {size} in, {self.kernel.name}, {size} out; host memory: {self.h_in.memory.value}>"
 
     @property
     def nbytes(self) -> int:
@@ -126,6 +130,33 @@ def pairs(dev: Device, memory: str) -> list[Pair]:
         h_a.write()[...] = 1.0
         d_a, d_c = (dev.buffer(n, "float32", name=name) for name in ("d_a", "d_c"))
         made.append(Pair(h_a, d_a, d_b, d_c))
+    return made
+
+
+@dataclass(eq=False)
+class Sum:
+    """The article's task, whole: ``h_c = h_a + h_b``, by way of the device."""
+
+    h_a: Buffer
+    h_b: Buffer
+    h_c: Buffer
+    d_a: Buffer
+    d_b: Buffer
+    d_c: Buffer
+
+    def right(self) -> bool:
+        """Whether `h_c` holds the sum."""
+        return bool(np.array_equal(self.h_c.read(), self.h_a.read() + self.h_b.read()))
+
+
+def sums(dev: Device, n: int = 1 << 20) -> list[Sum]:
+    """Two such tasks of `n` float32, their host buffers pinned."""
+    made = []
+    for number in range(2):
+        host = [dev.buffer(n, "float32", "pinned", name=name) for name in ("h_a", "h_b", "h_c")]
+        host[0].write()[...] = np.arange(n, dtype=np.float32)
+        host[1].write()[...] = 10.0 + number
+        made.append(Sum(*host, *(dev.buffer(n, "float32", name=name) for name in ("d_a", "d_b", "d_c"))))
     return made
 
 

@@ -166,25 +166,34 @@ lab.show(traces["pinned", 2], "two tasks, pinned, two streams", bound=True)
 # %% name="balance"
 k = streams.balanced_rounds(dev)
 job = streams.job(dev, rounds(k))
-one = streams.timed(dev, streams.serial, job)
+job
+
+# %% [markdown] name="piece-text"
+# One stream runs the three one after the other.
+
+# %% name="one-piece"
+def in_one_piece(dev, job, queue):
+    queue.copy(job.d, job.h_in)
+    queue.launch(job.kernel, reads=[job.d], writes=[job.d])
+    queue.copy(job.h_out, job.d)
+    dev.synchronize()
+
+
+one = streams.timed(dev, in_one_piece, job, queues[0])
+lab.show(one, "in one piece, on one stream")
+
+# %% name="lanes"
 lab.Table(["lane", "µs"], [(lane, ns / 1e3) for lane, ns in streams.lane_ns(one).items()])
 
 # %% [markdown] name="chunk-text"
-# One stream runs the three one after the other. To overlap them, cut the job into parts.
+# To overlap the lanes, cut the job into parts.
 # A **chunk** is such a part: it is copied in, computed and copied back by itself.
 # While chunk 1 is computed, chunk 2 can be copied in.
+# `in_chunks(dev, job, chunks, queues)` deals the chunks out to streams like cards.
+# You write your own in exercise 1.
 
-
-# %% name="in-chunks"
-def in_chunks(dev, job, chunks, queues):
-    """The job in chunks, dealt out to the streams like cards."""
-    for i, part in enumerate(job.parts(chunks)):
-        queue = queues[i % len(queues)]
-        queue.copy(job.d[part], job.h_in[part])
-        queue.launch(job.kernel, reads=[job.d[part]], writes=[job.d[part]])
-        queue.copy(job.h_out[part], job.d[part])
-    dev.synchronize()
-
+# %% name="two-chunks"
+from heterolab.lab.streams import in_chunks
 
 lab.show(streams.timed(dev, in_chunks, job, 2, queues[:2]), "two chunks, two streams")
 
@@ -287,7 +296,7 @@ lab.show([alone, cut], f"a kernel that does nothing: × {alone.wall_ns / cut.wal
 # * Every byte goes in once and comes back once. The result equals NumPy's.
 # * It takes at most 1.2 times the least time, and the host waits once.
 #
-# Try to write it without looking at `in_chunks` above. Then look at it, and check it.
+# `job.d[part]` is a part of a buffer. Begin with `in_one_piece` above.
 
 
 # %% name="exercise-1"
@@ -417,6 +426,33 @@ lab.decide("03", decision, eight)
 
 # %% name="real"
 lab.replay("03-chunks-8", "8 chunks on four streams: here, and recorded", beside=eight)
+
+# %% [markdown] name="exercise-3-text" part="stretch" minutes=8
+# ## Exercise 3 · Five things are missing
+#
+# The article's code copies one operand, launches the kernel, and ends. Nobody can use the result.
+# Two of the five missing things are here already: the host arrays are pinned, and errors are raised.
+# Add the other three, so that `h_c` of both tasks holds the sum when the function returns.
+
+
+# %% name="exercise-3"
+def add_both(dev, tasks, queues):
+    for task, queue in zip(tasks, queues):
+        queue.copy(task.d_a, task.h_a)
+        ### BEGIN SOLUTION
+        queue.copy(task.d_b, task.h_b)
+        queue.launch(vector_add(), reads=[task.d_a, task.d_b], writes=[task.d_c])
+        queue.copy(task.h_c, task.d_c)
+    dev.synchronize()
+    ### STUDENT
+        # queue.launch(vector_add(), reads=[task.d_a, task.d_b], writes=[task.d_c])
+    ### END SOLUTION
+
+
+lab.show(streams.record(dev, add_both, streams.sums(dev), queues[:2]), "two sums")
+
+# %% name="check-3"
+lab.check("03-3", add_both, on=dev)
 
 # %% [markdown] name="home-text" part="home" minutes=15
 # ## At home

@@ -11,8 +11,8 @@ import heterolab as hl
 from heterolab.device.base import Device, Stream
 from heterolab.lab import broken, streams
 from heterolab.lab.check import check
-from heterolab.lab.streams import Job
-from heterolab.pipeline.kernels import empty
+from heterolab.lab.streams import Job, Sum
+from heterolab.pipeline.kernels import empty, vector_add
 
 PROFILES = ("sim:h200", "sim:a100", "sim:t4")
 Queues = Sequence[Stream]
@@ -328,3 +328,93 @@ def test_wrong_repairs_are_told_what_is_wrong(device: str, change: dict[str, Any
 def test_no_answers_is_said(answers: object) -> None:
     verdict = check("03-2", answers, on=hl.open_device("sim:h200"))
     assert "one entry for each program" in verdict.problem
+
+
+# -- exercise 3 --------------------------------------------------------------------------------
+
+
+def add(tasks: list[Sum], queues: Queues, *, b: bool = True, back: bool = True, late: bool = False) -> None:
+    for task, queue in zip(tasks, queues, strict=False):
+        queue.copy(task.d_a, task.h_a)
+        if b and not late:
+            queue.copy(task.d_b, task.h_b)
+        queue.launch(vector_add(), reads=[task.d_a, task.d_b], writes=[task.d_c])
+        if late:
+            queue.copy(task.d_b, task.h_b)
+        if back:
+            queue.copy(task.h_c, task.d_c)
+
+
+def whole(dev: Device, tasks: list[Sum], queues: Queues) -> None:
+    add(tasks, queues)
+    dev.synchronize()
+
+
+def whole_with_events(dev: Device, tasks: list[Sum], queues: Queues) -> None:
+    add(tasks, queues)
+    for queue in queues:
+        queue.synchronize()
+
+
+def as_in_the_article(dev: Device, tasks: list[Sum], queues: Queues) -> None:
+    add(tasks, queues, b=False, back=False)
+
+
+def without_b(dev: Device, tasks: list[Sum], queues: Queues) -> None:
+    add(tasks, queues, b=False)
+    dev.synchronize()
+
+
+def without_the_way_back(dev: Device, tasks: list[Sum], queues: Queues) -> None:
+    add(tasks, queues, back=False)
+    dev.synchronize()
+
+
+def without_waiting(dev: Device, tasks: list[Sum], queues: Queues) -> None:
+    add(tasks, queues)
+
+
+def b_too_late(dev: Device, tasks: list[Sum], queues: Queues) -> None:
+    add(tasks, queues, late=True)
+    dev.synchronize()
+
+
+def one_queue(dev: Device, tasks: list[Sum], queues: Queues) -> None:
+    add(tasks, [queues[0], queues[0]])
+    dev.synchronize()
+
+
+def no_sums(dev: Device, tasks: list[Sum], queues: Queues) -> None: ...
+
+
+def one_task(dev: Device, tasks: list[Sum], queues: Queues) -> None:
+    add(tasks[:1], queues)
+    dev.synchronize()
+
+
+WRONG_SUMS = {
+    no_sums: "got no copy and no kernel",
+    as_in_the_article: "2 arrays went to the device",
+    without_b: "2 arrays went to the device",
+    without_the_way_back: "0 arrays came back",
+    without_waiting: "returns while copies are under way",
+    b_too_late: "2 of 2 sums are wrong",
+    one_queue: "your work ran on 1",
+    one_task: "2 arrays went to the device",
+}
+
+
+@pytest.mark.parametrize("device", [*PROFILES, "cpu"])
+@pytest.mark.parametrize("answer", [whole, whole_with_events])
+def test_whole_sums_pass(device: str, answer: Callable[..., Any]) -> None:
+    dev = hl.open_device(device)
+    assert check("03-3", answer, on=dev).passed
+    dev.close()
+
+
+@pytest.mark.parametrize("device", PROFILES)
+@pytest.mark.parametrize("answer", WRONG_SUMS, ids=lambda f: f.__name__)
+def test_sums_that_lack_something_are_told_what(device: str, answer: Callable[..., Any]) -> None:
+    verdict = check("03-3", answer, on=hl.open_device(device))
+    assert verdict.state == "fail", verdict
+    assert WRONG_SUMS[answer] in " ".join(repr(verdict).split()), verdict

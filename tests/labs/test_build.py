@@ -77,6 +77,7 @@ def test_cell_ids_come_from_names_alone(build: ModuleType, source: Path) -> None
         (' name="gap"', "", "name of its own"),
         ('part="core"', 'part="extra"', "stretch"),
         (" minutes=5", "", "minutes"),
+        ('# memory = "pageable"', 'memory = "pageable"', "STUDENT"),
     ],
 )
 def test_a_source_that_breaks_a_rule_is_refused(

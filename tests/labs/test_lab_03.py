@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+
 import pytest
+from lab_files import STUDENT, notebook
 
 import heterolab as hl
 from heterolab.device.base import Device
-from heterolab.lab import streams
+from heterolab.lab import broken, streams
 from heterolab.lab.streams import Job
 from heterolab.pipeline.kernels import empty, rounds
 from heterolab.trace.trace import Trace
@@ -150,3 +154,16 @@ def test_on_a_gpu_the_second_stream_helps_little_and_chunks_help() -> None:
     job = streams.job(dev, rounds(streams.balanced_rounds(dev)))
     one = streams.timed(dev, streams.serial, job)
     assert one.wall_ns / cut(dev, job, 16, 4).wall_ns >= 1.7
+
+
+# -- exercise 2 in the notebook is what the check knows -------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(broken.PROGRAMS))
+def test_the_notebook_shows_the_programs_that_the_check_knows(name: str) -> None:
+    shown = {cell["id"]: "".join(cell["source"]) for cell in notebook(STUDENT[0])["cells"]}
+    tree = ast.parse(shown[f"lab03-program-{name}"])
+    mine = next(node for node in tree.body if isinstance(node, ast.FunctionDef))
+    known = ast.parse(inspect.getsource(broken.PROGRAMS[name].program)).body[0]
+    assert isinstance(known, ast.FunctionDef)
+    assert list(map(ast.unparse, mine.body)) == list(map(ast.unparse, known.body))
