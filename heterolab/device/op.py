@@ -26,6 +26,8 @@ class Op:
         "end_ns",
         "error",
         "kind",
+        "launched_ns",
+        "launches",
         "name",
         "nbytes",
         "not_before_ns",
@@ -51,6 +53,7 @@ class Op:
         self.per_block = False  # ... or each of its blocks
         self.blocks, self.threads = 0, 256
         self.on_link = False  # a kernel that is held up by its reads of host memory
+        self.launches, self.launched_ns = 1, 0.0  # kernels behind it, and their work in all
         self.not_before_ns = 0  # it cannot end before: the host is still feeding it
         self.ready_ns, self.after = 0, NONE  # when it may start, and the op that decided that
         self.unmet = 0  # how many of those it waits for have not ended

@@ -27,6 +27,8 @@ from heterolab.device.simhost import SimHost
 from heterolab.errors import InputError
 from heterolab.trace.trace import API, D2H, DEFAULT_STREAM, H2D, KERNEL, NO_STREAM, NONE, SYNC, Span
 
+#: A composite that the host launches more slowly than the GPU works is drawn as so many pulses.
+PULSES = 12
 _LANES = {H2D: "h2d", D2H: "d2h", KERNEL: "gpu"}
 
 
@@ -266,6 +268,7 @@ class SimDevice(Device):
         entry, exit_ns = self.host.enter(self.costs.between_ns, ns)
         op.queued_ns = entry
         share = self.costs.submit_share / launches
+        op.launches, op.launched_ns = launches, op.work_ns
         if launches > 1:  # the last of its launches comes at the end of the call
             op.not_before_ns = exit_ns + round(op.work_ns / launches)
         self._submit(op, stream, entry + round(share * (exit_ns - entry)))
@@ -387,22 +390,23 @@ class SimDevice(Device):
                 op.error = error
                 self._failed.append(op)
             op.effect = None
-        self.host.recorder.add(
-            Span(
-                op.number,
-                op.kind,
-                op.name,
-                _LANES[op.kind],
-                op.stream,
-                self.index,
-                op.queued_ns,
-                op.start_ns,
-                op.end_ns,
-                op.nbytes,
-                op.batch,
-                op.after,
+        for queued, start, end in _pulses(op):
+            self.host.recorder.add(
+                Span(
+                    op.number,
+                    op.kind,
+                    op.name,
+                    _LANES[op.kind],
+                    op.stream,
+                    self.index,
+                    queued,
+                    start,
+                    end,
+                    op.nbytes,
+                    op.batch,
+                    op.after,
+                )
             )
-        )
 
     def tell(self, ops: Sequence[Op], who: object) -> None:
         """Raise the first failure before `ops`, unless somebody else was told of it."""
@@ -501,3 +505,19 @@ class SimDevice(Device):
 def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
     array: NDArray[Any] = buffer.array
     return array.reshape(-1).view(np.uint8)
+
+
+def _pulses(op: Op) -> list[tuple[int, int, int]]:
+    """(queued, start, end) of each span of an op: one, as a rule.
+
+    An eager forward pass is hundreds of kernels. When the GPU does each of them faster than the
+    host launches the next, it idles between them; the spans show how much, as a few pulses that
+    together last as long as the kernels' work.
+    """
+    duration = op.end_ns - op.start_ns
+    count = min(op.launches, PULSES)
+    if count == 1 or duration < 1.05 * op.launched_ns:
+        return [(op.queued_ns, op.start_ns, op.end_ns)]
+    length = round(op.launched_ns / count)
+    starts = [op.start_ns + (duration - length) * i // (count - 1) for i in range(count)]
+    return [(start if i else op.queued_ns, start, start + length) for i, start in enumerate(starts)]

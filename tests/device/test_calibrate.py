@@ -191,10 +191,16 @@ def test_a_gpus_physics_is_kept_and_the_rest_exchanged() -> None:
         "workers": base["workers"] | {"submit_ns": 777},
         "cpu_costs": {"preprocess": stage},
         "kernels": {"encoder.forward": {"sizes": [1], "ns": [9.0], "source": "measured"}},
+        "int32": 123.0,
     }
     provenance = {"date": "2027-01-02", "method": "through the seam"}
     merged = DeviceProfile.from_json(_merge(base, new, 12, {"note": 1}, provenance))
-    assert (merged.copies, merged.gaps, merged.compute) == (kept.copies, kept.gaps, kept.compute)
+    assert (merged.copies, merged.gaps, merged.compute.memory) == (
+        kept.copies,
+        kept.gaps,
+        kept.compute.memory,
+    )
+    assert merged.compute.flops_per_ns == {**kept.compute.flops_per_ns, "int32": 123.0}
     assert merged.host.launch_ns == kept.host.launch_ns
     assert merged.host.cores == 12
     assert merged.waiting.event_ns == 12_345

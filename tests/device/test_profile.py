@@ -67,7 +67,8 @@ NEEDED = [
     for path in paths(raw())
     if path[-1] not in OPTIONAL
     and not path[-1].startswith("cold_")
-    and path[0] not in ("cpu_costs", "kernels")
+    and path[0] not in ("cpu_costs", "kernels", "notes")
+    and "measured" not in path  # the spread behind a number, for people
     and path[:2] != ("compute", "flops_per_ns")
     and path != ("pageable", "h2d")
 ]

@@ -216,8 +216,9 @@ def test_a_composite_holds_the_host_for_all_its_launches(device: SimDevice) -> N
         held.append(device.host.now() - before)
         device.synchronize()
     assert held[0] > 100 * held[1]
-    first, second = ops(device)
-    assert length(first) > 0.9 * held[0], "the device waits for the host between the launches"
+    *pulses, second = ops(device)
+    lasted = pulses[-1].end_ns - pulses[0].start_ns
+    assert lasted > 0.9 * held[0], "the device waits for the host between the launches"
     assert length(second) < 10_000
 
 
@@ -406,7 +407,7 @@ def test_processes_have_a_lock_each_and_pay_for_pickling() -> None:
 
 
 def test_a_job_starts_when_a_worker_is_free_and_computes_then() -> None:
-    host, seen = SimHost(with_cost(100_000)), []
+    host, seen = SimHost(with_cost(10_000_000)), []
     pool = host.pool(1)
     jobs = [pool.submit("job", seen.append, i) for i in range(3)]
     host.wait_any([jobs[0]])
@@ -423,9 +424,9 @@ def test_wait_any_charges_its_step_and_its_lateness(device: SimDevice) -> None:
     before = host.now()
     assert host.wait_any([event]) == [event]
     (kernel,) = [s for s in host.recorder.spans if s.kind == KERNEL]
-    assert host.now() == kernel.end_ns + H200.waiting.event_ns
+    assert host.now() == kernel.end_ns + round(H200.waiting.event_ns)
     (wait,) = [s for s in host.recorder.spans if s.kind == "wait"]
-    assert (wait.start_ns, wait.end_ns) == (before + H200.waiting.loop_step_ns, host.now())
+    assert (wait.start_ns, wait.end_ns) == (before + round(H200.waiting.loop_step_ns), host.now())
     until = host.now() + 10**6
     host.wait_any([], until=until)
     assert host.now() == until + H200.waiting.timer_ns
@@ -628,3 +629,23 @@ def test_no_program_breaks_the_rules(program: list[tuple], kinds: list[bool]) ->
         assert all(end <= start for (_, end), (start, _) in pairwise(lane))
     host = sorted((s.start_ns, s.end_ns) for s in device.host.recorder.spans if s.lane == "host")
     assert all(end <= start for (_, end), (start, _) in pairwise(host))
+
+
+def test_a_composite_launched_too_slowly_shows_the_gpu_idle_between_its_kernels() -> None:
+    def composite(work_ns: int) -> list[Span]:
+        machine = SimDevice.open("h200")
+        kernel = Kernel(
+            "many", lambda xp, r, w: None, lambda r, w: Work(block_ns=work_ns, blocks=1, launches=100)
+        )
+        op = machine.stream().launch(kernel)
+        machine.synchronize()
+        spans = [s for s in machine.host.recorder.spans if s.kind == KERNEL]
+        assert {s.op for s in spans} == {op}
+        return spans
+
+    slow, fast = composite(50_000_000), composite(100_000)
+    assert len(slow) == 1, "the GPU is busy all the time"
+    work = sum(s.end_ns - s.start_ns for s in fast)
+    assert work == pytest.approx(100_000, rel=0.01)
+    assert fast[-1].end_ns - fast[0].start_ns > 5 * work
+    assert all(a.end_ns <= b.start_ns for a, b in pairwise(fast))

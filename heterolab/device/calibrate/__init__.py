@@ -143,8 +143,8 @@ def calibrate_cuda(
     """The profile `base` of this machine's GPU, with what depends on the host measured anew.
 
     Measured: CPU stages, waiting, workers, the encoder's kernels and the host's time for their
-    launches. Kept: copies, gaps, processors, and the costs of bare calls (measured ones, which
-    include the recording of spans, are under ``notes``).
+    launches, the rate of integer arithmetic. Kept: copies, gaps, processors, and the costs of
+    bare calls (measured ones, which include the recording of spans, are under ``notes``).
 
     Raises
     ------
@@ -174,6 +174,7 @@ def calibrate_cuda(
     tell("waiting for events: polling against a waiter thread")
     notes["waiting_for_events"] = compare_waiting(lambda h: CudaDevice.open(host=h), effort)
     measured = {name: host[name] for name in ("waiting", "workers", "cpu_costs")} | {"kernels": kernels}
+    measured["int32"] = notes["arithmetic"]["flops_per_ns"]["int32"]
     return _merge(kept, measured, usable_cores(), notes, _provenance(device, "through the seam"))
 
 
@@ -184,6 +185,9 @@ def _merge(kept: Json, measured: Json, cores: int, notes: Json, provenance: Json
         merged[name] = kept.get(name, {}) | measured[name]
     merged["waiting"], merged["workers"] = measured["waiting"], measured["workers"]
     merged["host"] = kept["host"] | {"cores": cores}
+    rates = kept["compute"]["flops_per_ns"] | {"int32": measured["int32"]}
+    source = kept["compute"]["source"].partition("; int32:")[0] + "; int32: measured, rounds"
+    merged["compute"] = kept["compute"] | {"flops_per_ns": rates, "source": source}
     former = kept["provenance"]
     method = f"{former.get('method', '')}; then {provenance['method']}, {provenance['date']}"
     merged["provenance"] = former | {"date": provenance["date"], "method": method.removeprefix("; then ")}
