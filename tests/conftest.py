@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +29,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """``pytest -m gpu --gpu-report FILE`` keeps the result of the GPU's tests, and on what."""
+    if not (path := config.getoption("--gpu-report")):
+        return
+    opened = hl.open_device("cuda")
+    ran = {how: terminalreporter.stats.get(how, []) for how in ("passed", "failed", "error", "skipped")}
+    meta = {k: v for k, v in opened.meta().items() if isinstance(v, str)}
+    report = {
+        "device": opened.name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": meta | {"heterolab": hl.__version__},
+        **{how: sorted(r.nodeid for r in results) for how, results in ran.items()},
+    }
+    Path(path).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu-report", help="write the result of the run, with the GPU's provenance, here")
 
 
 @pytest.fixture(scope="session")

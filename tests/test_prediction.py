@@ -39,9 +39,7 @@ def test_predicted_walls_are_within_ten_percent_of_measured_ones(profile) -> Non
             predicted = hl.Pipeline(encoder, **knobs).run(load, on=hl.open_device(f"sim:{profile}"))
             measured = [hl.Pipeline(encoder, **knobs).run(load, on=real).wall_ns for _ in range(3)]
             errors.append(abs(predicted.wall_ns / median(measured) - 1))
-            print(
-                f"{knobs}: predicted {predicted.wall_ns / 1e6:.0f} ms, measured {median(measured) / 1e6:.0f} ms"
-            )
+            print(knobs, f"predicted {predicted.wall_ns:,} ns, measured {median(measured):,} ns")
     finally:
         real.close()
     assert median(errors) <= 0.10, [f"{error:.0%}" for error in errors]

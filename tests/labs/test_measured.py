@@ -48,6 +48,15 @@ def test_fewer_bytes_beat_better_memory(report) -> None:
     assert rate["images_uint8 pageable"] > rate["images_float32 pinned"]
 
 
+def test_the_gpu_s_own_tests_passed_on_a_gpu() -> None:
+    report = json.loads((ROOT / "tests" / "data" / "gpu-results.json").read_text())
+    assert report["device"]
+    assert report["versions"]["driver"]
+    assert len(report["passed"]) >= 70
+    assert not report["failed"]
+    assert not report["error"]
+
+
 @pytest.mark.gpu
 def test_the_same_on_this_gpu() -> None:
     measure = script()
