@@ -96,6 +96,7 @@ def run(
     """Serve requests through the five stages once, and print what it cost."""
     import heterolab as hl
 
+    dev = hl.open_device(device or None)
     load = hl.replay(requests) if requests else hl.poisson(rate=rate, n=n, seed=seed)
     pipe = hl.Pipeline(
         hl.models.encoder(),
@@ -108,7 +109,6 @@ def run(
         payload=payload,
         returns=returns,
     )
-    dev = hl.open_device(device or None)
     result = pipe.run(load, on=dev)
     if trace:
         result.trace.save(trace)
@@ -154,8 +154,6 @@ def table(run: Run) -> str:
     rows = [("where", run.stamp), *words.figures(run)]
     width = max(len(name) for name, *_ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
-    if any(not answer.trained for answer in run.answers):
-        lines.append("Untrained weights: the times mean something, the answers do not.")
     lines += [f"  not answered: {reason}" for reason in reasons(run)[:20]]
     return "\n".join([*lines, *run.hook_errors])
 
