@@ -31,7 +31,7 @@ def main() -> None:
     """Run the command line; an error made on purpose is one clear line and exit code 2."""
     try:
         app()
-    except HeteroLabError as error:
+    except (HeteroLabError, OSError) as error:
         typer.secho(f"heterolab: {error}", err=True, fg=typer.colors.RED)
         raise SystemExit(2) from error
 
@@ -110,17 +110,17 @@ def run(
         returns=returns,
     )
     result = pipe.run(load, on=dev)
+    dev.close()
+    typer.echo(json.dumps(summary(result), indent=1) if as_json else table(result))
+    if answers and not as_json:
+        for answer in result.answers:
+            typer.echo(f"{answer.question!r} -> {answer.answer!r} ({answer.confidence:.2f})")
     if trace:
         result.trace.save(trace)
     if html:
         from heterolab.view.timeline import save_html
 
         save_html(result, html)
-    typer.echo(json.dumps(summary(result), indent=1) if as_json else table(result))
-    if answers and not as_json:
-        for answer in result.answers:
-            typer.echo(f"{answer.question!r} -> {answer.answer!r} ({answer.confidence:.2f})")
-    dev.close()
 
 
 def summary(run: Run) -> dict[str, Any]:
