@@ -8,6 +8,8 @@
 
 # %% name="numbers" build=true
 import heterolab as hl
+from heterolab.lab import disk_logger
+from heterolab.models.encoder import FORWARD_LAUNCHES, IMAGES_LAUNCHES
 from heterolab.trace import metrics
 from heterolab.workload import questions
 
@@ -28,24 +30,44 @@ def idle(run):
     return f"{100 * metrics.idle_ns(run.trace, 'gpu') / run.trace.wall_ns:.0f} %"
 
 
+def a_pass(run, lane):
+    """Milliseconds of a forward pass: of the host's launch calls, or of the GPU's work."""
+    spans = run.trace.where((run.trace["lane"] == lane) & (run.trace["kind"] != "cpu"))
+    passes = run.trace.kind("kernel")
+    ops = passes["op"][passes["name"] == "encoder.forward"]
+    mine = [op in set(ops.tolist()) for op in spans["op"].tolist()]
+    return f"{sum((spans['end_ns'] - spans['start_ns'])[mine]) / len(set(ops.tolist())) / 1e6:.1f} ms"
+
+
 per_s = metrics.throughput_per_s
-first = go(chunk=1)
-chunked = go(chunk=32)
-ids = {memory: per_s(go(chunk=64, memory=memory)) for memory in ("pageable", "pinned")}
-floats = {memory: per_s(go(chunk=64, memory=memory, payload="images_float32")) for memory in ids}
-bytes_ = per_s(go(chunk=64, memory="pageable", payload="images_uint8"))
-logits = {memory: per_s(go(chunk=64, memory=memory, returns="logits")) for memory in ids}
-long = [" ".join(questions()[i : i + 8]) for i in range(0, 256, 8)]
+first = go(batch=8, chunk=32)
+better = go(batch=32, chunk=32)
+large = {"batch": 64, "chunk": 64}
+ids = {memory: per_s(go(**large, memory=memory)) for memory in ("pageable", "pinned")}
+floats = {memory: per_s(go(**large, memory=memory, payload="images_float32")) for memory in ids}
+bytes_ = per_s(go(**large, memory="pageable", payload="images_uint8"))
+logits = {memory: per_s(go(**large, memory=memory, returns="logits")) for memory in ids}
+jobs = {chunk: per_s(go(payload="images_uint8", chunk=chunk)) for chunk in (1, 32)}
+logging = go(chunk=32, hooks=[disk_logger()])
+long = [" ".join(questions()[i : i + 4]) for i in range(0, 128, 4)]
 many = hl.closed_loop(n=256, in_flight=256, texts=long)
 gpus = {
-    name: go(hl.open_device(f"sim:{name}", values=False), many, batch=64, chunk=64)
+    name: go(hl.open_device(f"sim:{name}", values=False), many, batch=32, chunk=32, streams=1)
     for name in ("t4", "a100", "h200")
 }
 cost = {name: metrics.balance_card(run).gpu_ms for name, run in gpus.items()}
 numbers = {
     "first_idle": idle(first),
-    "first_per_s": f"{per_s(first):.0f}",
-    "chunk_gain": f"{per_s(chunked) / per_s(first):.1f}",
+    "better_idle": idle(better),
+    "batch_gain": f"{per_s(better) / per_s(first):.1f}",
+    "launches": f"{FORWARD_LAUNCHES}",
+    "image_launches": f"{IMAGES_LAUNCHES}",
+    "host_8": a_pass(first, "host"),
+    "host_32": a_pass(better, "host"),
+    "gpu_8": a_pass(first, "gpu"),
+    "gpu_32": a_pass(better, "gpu"),
+    "chunk_gain": f"{jobs[32] / jobs[1]:.1f}",
+    "log_loss": f"{per_s(better) / per_s(logging):.1f}",
     "ids_gain": f"{100 * (ids['pinned'] / ids['pageable'] - 1):.1f} %",
     "float_gain": f"{floats['pinned'] / floats['pageable']:.2f}",
     "byte_gain": f"{bytes_ / floats['pageable']:.2f}",
@@ -97,18 +119,18 @@ load = hl.closed_loop(n=128, in_flight=128, texts=questions()[:32])
 dev
 
 # %% name="pipeline"
-pipe = hl.Pipeline(enc, batch=32, streams=2, memory="pinned", workers=1, chunk=1)
+pipe = hl.Pipeline(enc, batch=8, streams=2, memory="pinned", workers=1, chunk=32)
 pipe
 
 # %% [markdown] name="predict-1-text" part="core" minutes=2
 # ## Predict
 #
-# `chunk=1`: each text is prepared by a job of its own, on one worker thread.
+# `chunk=32`: a worker thread prepares 32 texts at a time. `batch=8`: the GPU gets 8 at a time.
 # All 128 requests are there from the start. Which lane will be the busiest: `"cpu"`, `"link"` or `"gpu"`?
 
 # %% name="predict-1"
 ### BEGIN SOLUTION
-guess, why = "cpu", "each text is a job of its own, and every job costs."
+guess, why = "cpu", "a forward pass is hundreds of kernels, and the host launches each."
 ### STUDENT
 # guess, why = ..., "…"
 ### END SOLUTION
@@ -127,7 +149,7 @@ run
 lab.Table(["question", "answer"], [(a.question, a.answer) for a in run.answers[:4]])
 
 # %% name="look"
-lab.show(run, "chunk=1")
+lab.show(run, "batch=8")
 
 # %% name="reveal-1"
 lab.reveal("busiest lane", hl.metrics.balance_card(run).limits)
@@ -139,7 +161,7 @@ lab.idle_causes(run)
 # Lab 03's remedy was more streams. Here it is.
 
 # %% name="streams"
-runs = {n: hl.Pipeline(enc, batch=32, chunk=1, streams=n).run(load, on=dev) for n in (1, 2, 4, 8)}
+runs = {n: hl.Pipeline(enc, batch=8, chunk=32, streams=n).run(load, on=dev) for n in (1, 2, 4, 8)}
 lab.beside(runs, "streams")
 
 # %% [markdown] name="explain-1"
@@ -147,34 +169,46 @@ lab.beside(runs, "streams")
 #
 # On the simulated H200 the GPU is idle for {{first_idle}} of the time, whatever the streams.
 # Streams let *copies* and *kernels* overlap, and neither of them is what the GPU waits for.
-# It waits for the CPU to prepare texts, one job a text.
-# The worker and the host thread take turns, since Python runs one of them at a time.
+# It waits for the host thread, which sits inside launch calls.
+# A forward pass is {{launches}} small kernels, and Python launches each of them.
+#
+# | a forward pass of | the host launches for | the GPU works for |
+# | --- | --- | --- |
+# | 8 texts | {{host_8}} | {{gpu_8}} |
+# | 32 texts | {{host_32}} | {{gpu_32}} |
+#
+# The launches cost about the same whatever the batch. So a larger batch is fewer launches a request.
 #
 # **Throughput** is the number of requests answered in a second.
 # The **bottleneck** is the lane that limits it: throughput is the least that any lane can pass on.
 # Work on another lane changes nothing.
 #
-# Be fair to the host, too. A forward pass is hundreds of small kernels, and the host launches each.
-# The GPU counts as "at work" from the first one to the last, gaps included.
+# Where the host launches too slowly, the simulator draws a pass as a few pulses.
+# They show how much of it the GPU idles, not when.
+# A real GPU is measured with events, which see a pass as one span from first to last kernel.
+# There, "at work" includes waiting for launches, until spans of single kernels are recorded.
 
-# %% [markdown] name="turn-text" part="core" minutes=5
+# %% [markdown] name="turn-text" part="core" minutes=4
 # ## Turn three knobs
 #
 # Raise the throughput. `chunk` is the number of texts in a preprocessing job.
-# Watch the *busiest lane*: when does it change?
+# Watch *GPU at work* and the *busiest lane*: does the lane ever change?
 
 # %% name="panel"
-knobs = {"chunk": [1, 8, 32, 64], "streams": [1, 2, 4, 8], "batch": [8, 32, 64]}
-hl.pipeline_panel(enc, load, on=dev, knobs=knobs, chunk=1, streams=2, batch=32)
+knobs = {"batch": [8, 32, 64], "streams": [1, 2, 4, 8], "chunk": [8, 32, 64]}
+hl.pipeline_panel(enc, load, on=dev, knobs=knobs, batch=8, streams=2, chunk=32)
 
 # %% [markdown] name="card-text"
-# With 32 texts a job it is {{chunk_gain}} times as fast. The line of figures per request is its
+# With 32 requests a batch it is {{batch_gain}} times as fast. The three figures per request are its
 # **balance card**: milliseconds of CPU, link and GPU that one request costs.
 # The ratio of the three says what to buy, and what to leave alone.
+#
+# The GPU is still idle for {{better_idle}} of the time. A larger batch helps further, but it must first fill.
+# Lab 09b removes the cause: a CUDA graph launches the whole pass in one call.
 
 # %% name="card"
 better = hl.Pipeline(enc, batch=32, chunk=32).run(load, on=dev)
-lab.beside({"chunk=1": run, "chunk=32": better})
+lab.beside({"batch=8": run, "batch=32": better})
 
 # %% [markdown] name="follow-text"
 # Follow one request. Most of its time it does not travel: it waits.
@@ -187,7 +221,7 @@ batch = better.timings[70].batch
 spans = better.trace.where(better.trace["batch"] == batch)
 lab.show(spans, f"the batch of request 70, number {batch}")
 
-# %% [markdown] name="payload-text" part="core" minutes=5
+# %% [markdown] name="payload-text" part="core" minutes=4
 # ## What crosses the link
 #
 # The **payload** is what is sent for a request, and what comes back.
@@ -198,7 +232,7 @@ lab.show(spans, f"the batch of request 70, number {batch}")
 runs = {}
 for payload in ("ids", "images_uint8", "images_float32"):
     for memory in ("pageable", "pinned"):
-        pipe = hl.Pipeline(enc, batch=32, chunk=64, payload=payload, memory=memory)
+        pipe = hl.Pipeline(enc, batch=64, chunk=64, payload=payload, memory=memory)
         runs[payload, memory] = pipe.run(load, on=dev)
 lab.beside(runs, "payload")
 
@@ -214,18 +248,38 @@ lab.beside(runs, "payload")
 runs = {}
 for returns in ("logits", "topk"):
     for memory in ("pageable", "pinned"):
-        pipe = hl.Pipeline(enc, batch=32, chunk=64, returns=returns, memory=memory)
+        pipe = hl.Pipeline(enc, batch=64, chunk=64, returns=returns, memory=memory)
         runs[returns, memory] = pipe.run(load, on=dev)
 lab.beside(runs, "returns")
 
 # %% [markdown] name="returns-explain"
 # Pinning gains × {{logits_gain}} for logits. Not sending them gains × {{topk_gain}}, from pageable memory.
+# Neither is much, since the launches take most of the host's time. Compare the link's milliseconds.
 # An article says that the CPU makes the answers. The work belongs where the *bytes* are.
+
+# %% [markdown] name="jobs-text" part="core" minutes=2
+# ## Few launches, many jobs
+#
+# The forward pass of pictures is {{image_launches}} launches, not {{launches}}. What limits now?
+# With `chunk=1` each text is a preprocessing job of its own.
+
+# %% name="jobs"
+runs = {}
+for chunk in (1, 8, 32):
+    runs[chunk] = hl.Pipeline(enc, batch=32, chunk=chunk, payload="images_uint8").run(load, on=dev)
+lab.beside(runs, "chunk")
+
+# %% name="jobs-causes"
+lab.idle_causes(runs[1])
+
+# %% [markdown] name="jobs-explain"
+# The GPU waits for the CPU again, but for other work: every job costs the host thread and the worker.
+# With 32 texts a job it is {{chunk_gain}} times as fast. Find the cause before you choose the knob.
 
 # %% [markdown] name="buy-text" part="core" minutes=5
 # ## Buy a faster GPU
 #
-# Longer texts now, so that the GPU has real work: 256 requests, batches of 64.
+# Longer texts now, so that the GPU has real work: 256 requests, batches of 32.
 # Three simulated GPUs, from old to new. (`values=False`: this counts time only, so no answers are shown.)
 #
 # Predict: the H200 needs {{gpu_faster}} times less GPU time for a request than the T4.
@@ -233,19 +287,19 @@ lab.beside(runs, "returns")
 
 # %% name="predict-2"
 ### BEGIN SOLUTION
-guess, why = 9, "the GPU gets faster, and the CPU does not."
+guess, why = 2, "the GPU gets faster, and the CPU does not."
 ### STUDENT
 # guess, why = ..., "…"
 ### END SOLUTION
 lab.predict("faster GPU", guess, because=why)
 
 # %% name="buy"
-long = [" ".join(questions()[i : i + 8]) for i in range(0, 256, 8)]
+long = [" ".join(questions()[i : i + 4]) for i in range(0, 128, 4)]
 many = hl.closed_loop(n=256, in_flight=256, texts=long)
 bought = {}
 for name in ("t4", "a100", "h200"):
     gpu = hl.open_device(f"sim:{name}", values=False)
-    bought[name] = hl.Pipeline(enc, batch=64, chunk=64).run(many, on=gpu)
+    bought[name] = hl.Pipeline(enc, batch=32, chunk=32, streams=1).run(many, on=gpu)
 lab.beside(bought, "GPU")
 
 # %% name="reveal-2"
@@ -265,7 +319,7 @@ lab.show([bought["t4"], bought["h200"]], "the same requests on a T4 and on an H2
 # ## A hook, and how it can hurt
 #
 # A **hook** is a function of yours. The pipeline calls it as a stage begins and as it ends.
-# This one writes a line to disk for each batch, and waits until the disk has it.
+# This one writes a line to disk for each request, and each time waits until the disk has it.
 
 # %% name="hook"
 from heterolab.lab import disk_logger
@@ -274,7 +328,8 @@ logging = hl.Pipeline(enc, batch=32, chunk=32, hooks=[disk_logger()]).run(load, 
 lab.beside({"without": better, "with the log": logging})
 
 # %% [markdown] name="hook-explain"
-# The host thread runs the hook, so everything waits for the disk. Find it in the picture.
+# The host thread runs the hook, and it is the lane that limits. While it waits for the disk it
+# launches nothing: without the log, {{log_loss}} times as many requests are served. Find it in the picture.
 
 # %% name="hook-look"
 lab.show(logging, "with the log")
@@ -285,7 +340,7 @@ lab.show(logging, "with the log")
 # Float pictures from pageable memory: the host limits. Here are three changes to other lanes.
 
 # %% name="not"
-start = dict(payload="images_float32", memory="pageable", batch=16, chunk=16, streams=1)
+start = dict(payload="images_float32", memory="pageable", batch=32, chunk=32, streams=1)
 runs = {"as it is": hl.Pipeline(enc, **start).run(load, on=dev)}
 for name, value in (("streams", 4), ("batch", 64), ("chunk", 64)):
     runs[name, value] = hl.Pipeline(enc, **start | {name: value}).run(load, on=dev)
@@ -303,6 +358,9 @@ lab.beside(runs, "changed")
 # * `self.open` holds the stages that have begun and not ended, in order.
 # * The time since the last event counts only if no `"kernels"` is open.
 #   It goes to the stage that began last, or to `"waiting"` if none is open.
+#
+# A hook sees `"kernels"` begin as the host begins to launch, so it cannot see the wait for launches.
+# That is why you try it on pictures, whose forward pass is a few launches.
 
 
 # %% name="exercise-1"
@@ -327,7 +385,7 @@ IdleByStage().idle
 
 # %% name="exercise-1-look"
 hook = IdleByStage()
-hl.Pipeline(enc, batch=32, chunk=1, hooks=[hook]).run(load, on=dev)
+hl.Pipeline(enc, payload="images_uint8", batch=32, chunk=1, hooks=[hook]).run(load, on=dev)
 lab.Table(["stage", "idle ms"], [(stage, ns / 1e6) for stage, ns in hook.idle.items()])
 
 # %% name="check-1"
@@ -361,7 +419,7 @@ lab.check("05-2", changes, on=dev)
 
 # %% name="decide"
 ### BEGIN SOLUTION
-decision = "Find the bottleneck; give the CPU larger jobs, send fewer bytes; buy no GPU while the CPU limits."
+decision = "Find the bottleneck; launch less and send less a request; buy no GPU while the CPU limits."
 ### STUDENT
 # decision = "…"
 ### END SOLUTION
@@ -370,17 +428,17 @@ lab.decide("05", decision, better)
 # %% [markdown] name="real-text" part="stretch" minutes=3
 # ## On a real GPU
 #
-# A recording of the pipeline with 32 texts a job, beside what ran here. Which lane differs most?
+# A recording of the pipeline with batches of 32, beside what ran here. Which lane differs most?
 
 # %% name="real"
-lab.replay("05-ids-pinned", "32 texts a job: here, and recorded", beside=better.trace)
+lab.replay("05-ids-pinned", "batches of 32: here, and recorded", beside=better.trace)
 
 # %% [markdown] name="home-text" part="home" minutes=20
 # ## At home
 #
 # * Serve your own questions: `hl.closed_loop(n=64, in_flight=64, texts=[...])`.
 # * Open `dev = hl.open_device("cpu")` and run all: everything is measured on your own machine.
-# * Give the pipeline two workers instead of larger jobs. Why is that worth less?
+# * Serve pictures with two workers instead of larger jobs. Why is that worth less?
 #
 # Read on: G. Amdahl's paper of 1967 (four pages); J. Mohan and others, *Analyzing and Mitigating
 # Data Stalls in DNN Training*, 2021.

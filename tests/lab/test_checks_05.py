@@ -9,9 +9,8 @@ import pytest
 
 import heterolab as hl
 from heterolab.device.base import Device
-from heterolab.lab import checks_05
 from heterolab.lab.check import check
-from heterolab.lab.checks_05 import PLANTED, START, IdleByStage, best_throughput, serve
+from heterolab.lab.checks_05 import PLANTED, START, IdleByStage, best_throughput, serve, serve_planted
 from heterolab.pipeline.hooks import HookEvent
 from heterolab.trace import metrics
 
@@ -127,10 +126,11 @@ def test_the_planted_stage_is_what_the_trace_blames_too(dev: Device, planted: tu
     """What hooks see agrees with what the trace says: the slow stage comes first."""
     stage, settings = planted
     hook = IdleByStage()
-    run = hl.Pipeline(hl.models.encoder(), hooks=[hook], **settings).run(checks_05.load(), on=dev)
+    run = serve_planted(dev, stage, settings, hook)
     assert max(hook.idle, key=lambda name: hook.idle[name]) == stage
     cause = next(c for c in metrics.gpu_idle_by_cause(run.trace) if c.startswith("cpu:"))
-    assert cause.removeprefix("cpu:").replace("pad_images_float32", "transfer").startswith(stage)
+    work = {"preprocess": "preprocess", "transfer": "pad_images_float32", "postprocess": "log_to_disk"}
+    assert cause == f"cpu:{work[stage]}"
 
 
 # -- exercise 2 --------------------------------------------------------------------------------
@@ -148,18 +148,26 @@ def test_fewer_bytes_and_pinning_move_the_bottleneck(dev: Device) -> None:
         ({}, "Nothing is changed yet"),
         (dict(START), "Nothing is changed yet"),
         ("pinned", "Nothing is changed yet"),
-        ({"memory": "pinned"}, "busiest lane is still host"),
-        ({"streams": 4, "batch": 32}, "busiest lane is still host"),
+        ({"streams": 4, "batch": 64}, "busiest lane is still host"),
         ({"workers": 4}, "not a knob of this exercise"),
         ({"batch": 7}, "Choose from: (16, 32, 64)"),
         ({"memory": []}, "Choose from"),
-        ({"memory": "pinned", "batch": 32, "chunk": 32}, "two is the limit"),
+        ({"memory": "pinned", "batch": 64, "chunk": 64}, "two is the limit"),
     ],
 )
 def test_wrong_changes_are_told_what_is_wrong(dev: Device, changes: Any, said: str) -> None:
     verdict = check("05-2", changes, on=dev)
     assert verdict.state == "fail", verdict
     assert said in " ".join(repr(verdict).split()), verdict
+
+
+def test_pinning_alone_is_not_enough(dev: Device) -> None:
+    """Where the GPU is slow and the host fast it moves the bottleneck, but is far from the best."""
+    verdict = check("05-2", {"memory": "pinned"}, on=dev)
+    still = metrics.balance_card(serve(dev, memory="pinned")).lane == "host"
+    said = "busiest lane is still host" if still else "of the best two changes"
+    assert said in " ".join(repr(verdict).split()), verdict
+    assert still or "T4" in dev.name
 
 
 def test_a_change_that_does_little_is_told_apart(dev: Device) -> None:
@@ -170,5 +178,6 @@ def test_a_change_that_does_little_is_told_apart(dev: Device) -> None:
 
 def test_the_best_of_all_settings_is_found_and_kept(dev: Device) -> None:
     best = best_throughput(dev)
-    assert best >= metrics.throughput_per_s(serve(dev, payload="images_uint8", memory="pinned"))
+    one_of_them = metrics.throughput_per_s(serve(dev, payload="images_uint8", memory="pinned"))
+    assert best > 0.999 * one_of_them  # a device that has run before has other roundings
     assert best_throughput(dev) == best

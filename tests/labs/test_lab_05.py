@@ -17,6 +17,7 @@ from heterolab.trace import metrics
 from heterolab.workload import questions
 
 PROFILES = ("sim:h200", "sim:a100", "sim:t4")
+LARGE = {"batch": 64, "chunk": 64}
 LOAD = hl.closed_loop(n=128, in_flight=128, texts=questions()[:16])
 
 Go = Callable[..., Run]
@@ -40,22 +41,30 @@ def go(request: pytest.FixtureRequest) -> Iterator[Go]:
 # -- 1: the GPU is idle, and the CPU is the cause --------------------------------------------------
 
 
-def test_the_gpu_waits_for_the_cpu(go: Go) -> None:
-    run = go(chunk=1)
-    assert metrics.idle_ns(run.trace, "gpu") > 0.3 * run.trace.wall_ns
-    assert next(iter(metrics.gpu_idle_by_cause(run.trace))) == "cpu:preprocess"
-    assert metrics.balance_card(run).limits == "cpu"
+def test_the_gpu_waits_for_launches(go: Go) -> None:
+    run = go(batch=8)
+    assert metrics.idle_ns(run.trace, "gpu") > 0.5 * run.trace.wall_ns
+    assert next(iter(metrics.gpu_idle_by_cause(run.trace))) == metrics.LAUNCH_CALL
+    assert metrics.balance_card(run).lane == "host"
 
 
 def test_more_streams_change_nothing(go: Go) -> None:
-    rates = [per_s(go(chunk=1, streams=n)) for n in (1, 2, 4, 8)]
-    assert max(rates) < 1.02 * min(rates)
+    rates = [per_s(go(batch=8, streams=n)) for n in (1, 2, 4, 8)]
+    assert max(rates) < 1.03 * min(rates)
 
 
-def test_larger_jobs_do(go: Go) -> None:
-    few, many = go(chunk=1), go(chunk=32)
-    assert per_s(many) > 2 * per_s(few)
-    assert [a.answer for a in few.answers] == [a.answer for a in many.answers]
+def test_larger_batches_do(go: Go) -> None:
+    """A forward pass is as many launches for 64 requests as for 8."""
+    small, large = go(batch=8), go(batch=64, chunk=64)
+    assert per_s(large) > 3 * per_s(small)
+    assert [a.answer for a in small.answers] == [a.answer for a in large.answers]
+
+
+def test_with_few_launches_small_jobs_are_the_cause(go: Go) -> None:
+    one, many = go(payload="images_uint8", chunk=1), go(payload="images_uint8")
+    assert metrics.idle_ns(one.trace, "gpu") > 0.5 * one.trace.wall_ns
+    assert next(iter(metrics.gpu_idle_by_cause(one.trace))) == "cpu:preprocess"
+    assert per_s(many) > 1.5 * per_s(one)
 
 
 # -- 2: what crosses the link ----------------------------------------------------------------------
@@ -63,28 +72,34 @@ def test_larger_jobs_do(go: Go) -> None:
 
 def gain(go: Go, **settings: Any) -> float:
     """What pinned memory gains over pageable memory."""
-    return per_s(go(chunk=64, memory="pinned", **settings)) / per_s(
-        go(chunk=64, memory="pageable", **settings)
-    )
+    pinned, pageable = (go(memory=memory, **settings) for memory in ("pinned", "pageable"))
+    return per_s(pinned) / per_s(pageable)
 
 
 def test_for_token_ids_pinning_does_nothing(go: Go) -> None:
-    """Where the GPU limits, the host's wait inside a pageable copy back shows a little."""
-    run = go(chunk=64)
-    room = 0.03 if metrics.balance_card(run).limits == "cpu" and "T4" not in run.stamp else 0.05
-    assert abs(gain(go) - 1) < room
+    assert abs(gain(go, batch=8) - 1) < 0.05
 
 
 @pytest.mark.parametrize("settings", [{"payload": "images_float32"}, {"returns": "logits"}])
 def test_for_float_pictures_and_logits_it_does_something(go: Go, settings: dict[str, Any]) -> None:
-    assert gain(go, **settings) > gain(go) + 0.03
+    assert gain(go, **LARGE, **settings) > gain(go, **LARGE) + 0.03
+
+
+def test_for_float_pictures_it_does_most(go: Go) -> None:
+    """Where the GPU limits, its wait for a host held in pageable copies shows for ids as well."""
+    assert gain(go, **LARGE, payload="images_float32") - 1 > 3 * abs(gain(go, **LARGE) - 1)
 
 
 def test_fewer_bytes_beat_pinning(go: Go) -> None:
-    pinned = per_s(go(chunk=64, memory="pinned", payload="images_float32"))
-    assert per_s(go(chunk=64, memory="pageable", payload="images_uint8")) > 1.1 * pinned
-    logits = per_s(go(chunk=64, memory="pinned", returns="logits"))
-    assert per_s(go(chunk=64, memory="pageable", returns="topk")) > 1.1 * logits
+    pinned = per_s(go(**LARGE, memory="pinned", payload="images_float32"))
+    assert per_s(go(**LARGE, memory="pageable", payload="images_uint8")) > 1.05 * pinned
+
+
+def test_the_best_three_need_no_pinned_memory(go: Go) -> None:
+    """From pageable memory they are as fast as logits from pinned memory, whose link is far busier."""
+    logits, best = go(**LARGE, memory="pinned", returns="logits"), go(**LARGE, memory="pageable")
+    assert per_s(best) > 0.9 * per_s(logits)
+    assert metrics.balance_card(logits).link_ms > 5 * metrics.balance_card(best).link_ms
 
 
 # -- 3: buy a faster GPU ---------------------------------------------------------------------------
@@ -92,20 +107,21 @@ def test_fewer_bytes_beat_pinning(go: Go) -> None:
 
 @pytest.fixture(scope="module")
 def bought() -> dict[str, Run]:
-    long = [" ".join(questions()[i : i + 8]) for i in range(0, 256, 8)]
+    long = [" ".join(questions()[i : i + 4]) for i in range(0, 128, 4)]
     load = hl.closed_loop(n=256, in_flight=256, texts=long)
     runs = {}
     for name in ("t4", "a100", "h200"):
         dev = hl.open_device(f"sim:{name}", values=False)
-        runs[name] = hl.Pipeline(hl.models.encoder(), batch=64, chunk=64).run(load, on=dev)
+        runs[name] = hl.Pipeline(hl.models.encoder(), batch=32, chunk=32, streams=1).run(load, on=dev)
     return runs
 
 
 @pytest.mark.parametrize(("old", "new"), [("t4", "a100"), ("a100", "h200"), ("t4", "h200")])
 def test_throughput_rises_less_than_the_gpu_did(bought: dict[str, Run], old: str, new: str) -> None:
+    """From the oldest one it still pays; on a slow host the last step may bring nothing at all."""
     gpu = metrics.balance_card(bought[old]).gpu_ms / metrics.balance_card(bought[new]).gpu_ms
     service = per_s(bought[new]) / per_s(bought[old])
-    assert 1.1 < service < gpu
+    assert (1.1 if old == "t4" else 0.99) < service < (0.8 if new == "h200" else 1.0) * gpu
 
 
 def test_idle_grows_and_the_bottleneck_moves_to_the_cpu(bought: dict[str, Run]) -> None:
@@ -130,9 +146,9 @@ def test_throughput_is_the_least_of_the_lanes(go: Go) -> None:
 def test_a_hook_that_logs_to_disk_stalls_the_run(go: Go, tmp_path: Path) -> None:
     plain = go(chunk=32)
     logged = go(chunk=32, hooks=[disk_logger(tmp_path / "log")])
-    assert per_s(logged) < 0.95 * per_s(plain)
-    assert "cpu:log_to_disk" in metrics.gpu_idle_by_cause(logged.trace)
-    assert len((tmp_path / "log").read_text().splitlines()) == len(metrics.batch_sizes(logged))
+    assert per_s(logged) < 0.8 * per_s(plain)
+    assert next(iter(metrics.gpu_idle_by_cause(logged.trace))) == "cpu:log_to_disk"
+    assert len((tmp_path / "log").read_text().splitlines()) == len(logged.answers)
     assert not logged.hook_errors
 
 
@@ -156,4 +172,4 @@ def test_on_a_gpu_the_payload_decides() -> None:
     go = server(hl.open_device("cuda"))
     for settings in ({}, {"payload": "images_float32"}):  # warm up
         go(**settings)
-    assert gain(go, payload="images_float32") > 1.05
+    assert gain(go, **LARGE, payload="images_float32") > 1.05
