@@ -516,7 +516,8 @@ def _pulses(op: Op) -> list[tuple[int, int, int]]:
     """
     duration = op.end_ns - op.start_ns
     count = min(op.launches, PULSES)
-    if count == 1 or duration < 1.05 * op.launched_ns:
+    launches_set_the_end = op.end_ns <= op.not_before_ns
+    if count == 1 or not launches_set_the_end or duration < 1.05 * op.launched_ns:
         return [(op.queued_ns, op.start_ns, op.end_ns)]
     length = round(op.launched_ns / count)
     starts = [op.start_ns + (duration - length) * i // (count - 1) for i in range(count)]
