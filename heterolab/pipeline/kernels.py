@@ -196,6 +196,7 @@ void mean_pool(const float* hidden,     // (batch, tokens, dim)
     float squares = 0.0f;
     for (int d = threadIdx.x; d < dim; d += blockDim.x) {
         float sum = 0.0f;
+        #pragma unroll 8                // 8 loads under way at once
         for (int t = 0; t < length; ++t)
             sum += text[(size_t)t * dim + d];
         float mean = sum / max(length, 1);
@@ -289,6 +290,7 @@ void top_k(const float* vectors,        // (batch, dim), length 1
 
     for (int r = me; r < n; r += blockDim.x) {
         float score = 0.0f;
+        #pragma unroll 16               // 16 loads under way at once: one by one, each waits
         for (int d = 0; d < dim; ++d)   // neighbouring threads read neighbouring rows' numbers
             score += vector[d] * known[(size_t)d * n + r];
         int row = r;
