@@ -1,4 +1,4 @@
-"""The command line: ``heterolab lab | run | bench``."""
+"""The command line: ``heterolab lab | run | calibrate | bench``."""
 
 from __future__ import annotations
 
@@ -70,6 +70,9 @@ def lab(
         command.append("--no-browser")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
+    if os.name == "posix":
+        # JupyterLab takes this process's place: what ends the one ends the other.
+        os.execve(command[0], command, environment)
     raise SystemExit(subprocess.call(command, env=environment))
 
 
@@ -111,7 +114,8 @@ def run(
     )
     result = pipe.run(load, on=dev)
     dev.close()
-    typer.echo(json.dumps(summary(result), indent=1) if as_json else table(result))
+    report = summary(result) | ({"outputs": [vars(a) for a in result.answers]} if answers else {})
+    typer.echo(json.dumps(report, indent=1) if as_json else table(result))
     if answers and not as_json:
         for answer in result.answers:
             typer.echo(f"{answer.question!r} -> {answer.answer!r} ({answer.confidence:.2f})")
@@ -162,6 +166,19 @@ def reasons(run: Run) -> list[str]:
     """Why requests got no answer, one line a request."""
     unanswered: list[Rejected | Failed] = [*run.rejected, *run.failed]
     return [f"request {output.id}: {output.reason}" for output in unanswered]
+
+
+@app.command()
+def calibrate(
+    device: Annotated[str, typer.Option(help="What to measure: cpu or cuda.")],
+    out: Annotated[Path, typer.Option(help="The profile to write; then use device sim:FILE.")],
+    base: Annotated[str, typer.Option(help="For a GPU: the profile whose physics is kept.")] = "",
+) -> None:
+    """Measure this machine's costs and write a device profile for the simulator."""
+    from heterolab.device import calibrate as measuring
+
+    profile = measuring.calibrate(device, base or None, tell=lambda line: typer.echo(line, err=True))
+    typer.echo(f"written: {measuring.write(profile, out)}. Simulate this machine with --device sim:{out}.")
 
 
 @bench.command()

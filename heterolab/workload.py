@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ COURSE_KEY = "heterolab-course-2026"
 
 #: More requests than any run here can mean; a larger `n` is a slip of the keyboard.
 MAX_REQUESTS = 1_000_000
+
+#: The longest time in milliseconds that anything here may ask for: thirty years.
+MOST_MS = 1e12
 
 #: Clients behind an open load: whose session a request belongs to.
 _SESSIONS = 16
@@ -47,12 +50,16 @@ class Request:
         notice a request is not excused (no coordinated omission).
     session
         Whose request it is.
+    refused
+        Why it cannot be served, where its source knows already: a line of a replay file with
+        an impossible time. Empty for all others.
     """
 
     id: int
     body: bytes
     arrival_ns: int
     session: str
+    refused: str = ""
 
 
 class Source(Protocol):
@@ -248,8 +255,8 @@ def closed_loop(
     """
     rng, n = np.random.default_rng(_seed(seed)), _count("n", n)
     in_flight = _count("in_flight", in_flight, at_least=1)
-    if not (_is_number(think_ms) and think_ms >= 0):
-        raise InputError(f"think_ms={think_ms!r} is a pause in milliseconds: give 0 or more.")
+    if not (_is_number(think_ms) and 0 <= think_ms <= MOST_MS):
+        raise InputError(f"think_ms={think_ms!r} is a pause in milliseconds: give 0 to {MOST_MS:.0e}.")
     requests = _requests(rng, [0] * n, texts)
     label = f"closed_loop(n={n}, in_flight={in_flight}, seed={seed}, think_ms={think_ms:g})"
     return Load(label, requests, in_flight, round(think_ms * 1e6))
@@ -280,31 +287,36 @@ def replay(path: str | Path) -> Load:
         raise InputError(
             f"path={str(path)!r} holds {len(lines)} requests; give 1 to {MAX_REQUESTS:,}, one a line."
         )
-    arrivals: list[tuple[int, bytes, str]] = []
+    read: list[Request] = []
     previous_ns = 0
     for line in lines:
-        previous_ns, body, session = _read_line(line, previous_ns)
-        arrivals.append((previous_ns, body, session))
-    arrivals.sort(key=lambda arrival: arrival[0])  # stable: equal times keep the file's order
-    requests = tuple(Request(i, body, at, session) for i, (at, body, session) in enumerate(arrivals))
+        read.append(_read_line(line, previous_ns))
+        previous_ns = read[-1].arrival_ns
+    read.sort(key=lambda request: request.arrival_ns)  # stable: equal times keep the file's order
+    requests = tuple(replace(request, id=i) for i, request in enumerate(read))
     return Load(f"replay({Path(path).name!r})", requests)
 
 
-def _read_line(line: bytes, previous_ns: int) -> tuple[int, bytes, str]:
-    """Arrival, body and session of one line of a replay file."""
+def _read_line(line: bytes, previous_ns: int) -> Request:
+    """The request of one line of a replay file; its id is set later."""
+    as_it_stands = Request(0, line, previous_ns, "replay")
     try:
         item = json.loads(line)
     except (ValueError, RecursionError):
-        return previous_ns, line, "replay"
+        return as_it_stands
     if isinstance(item, str):
-        return previous_ns, body_of(item), "replay"
+        return replace(as_it_stands, body=body_of(item))
     if not isinstance(item, dict):
-        return previous_ns, line, "replay"
+        return as_it_stands
     at_ms = item.pop("at_ms", previous_ns / 1e6)
     session = item.pop("session", "replay")
-    if not (_is_number(at_ms) and 0 <= at_ms <= 1e12 and isinstance(session, str)):
-        return previous_ns, line, "replay"
-    return round(at_ms * 1e6), _encode({"key": COURSE_KEY, **item}), session
+    if not (_is_number(at_ms) and 0 <= at_ms <= MOST_MS):
+        return replace(
+            as_it_stands, refused=f'"at_ms" is {at_ms!r}: give a number of milliseconds, 0 or more'
+        )
+    if not isinstance(session, str):
+        return replace(as_it_stands, refused=f'"session" is {session!r}: give a string')
+    return Request(0, _encode({"key": COURSE_KEY, **item}), round(at_ms * 1e6), session)
 
 
 def body_of(text: str | bytes, key: str = COURSE_KEY) -> bytes:
@@ -350,8 +362,10 @@ def _as_ns(seconds: NDArray[np.float64]) -> list[int]:
     return [round(s * 1e9) for s in seconds.tolist()]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: object) -> TypeGuard[float]:
+    """A finite number, NumPy's own included."""
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return number and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def _rate(rate: float) -> float:

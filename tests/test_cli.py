@@ -74,6 +74,7 @@ def test_a_user_s_own_requests_are_replayed_bad_lines_counted_and_html_escaped(t
         (("run", "--device", "sim:/no/such/profile.json"), "profile.json"),
         (("bench", "simulator", "/no/such/programs.json"), "programs.json"),
         (("lab", "99"), "03"),
+        (("calibrate", "--device", "toaster", "--out", "x.json"), "toaster"),
         (("run", "--device", "sim:h200", "--n", "2", "--trace", "/no/such/folder/t.json"), "/no/such/folder"),
     ],
 )

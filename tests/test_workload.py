@@ -200,15 +200,30 @@ def test_replay_reads_times_keys_sessions_and_bare_strings(tmp_path: Path) -> No
         b"17",
         b"\xff\xfe not UTF-8",
         b"[" * 100_000,
-        b'{"text": "a", "at_ms": "soon"}',
-        b'{"text": "a", "at_ms": -1}',
-        b'{"text": "a", "at_ms": NaN}',
-        b'{"text": "a", "session": 5}',
     ],
 )
 def test_a_broken_line_is_sent_as_it_stands(line: bytes, tmp_path: Path) -> None:
     load = replay(write(tmp_path, '{"text": "a", "at_ms": 3}', line, '{"text": "b"}'))
     assert load.requests[1].body == line
+    assert arrivals(load) == [3_000_000] * 3
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"text": "a", "at_ms": "soon"}', "at_ms"),
+        (b'{"text": "a", "at_ms": -1}', "at_ms"),
+        (b'{"text": "a", "key": "k", "at_ms": NaN}', "at_ms"),
+        (b'{"text": "a", "at_ms": 1e13}', "at_ms"),
+        (b'{"text": "a", "session": 5}', "session"),
+    ],
+)
+def test_an_impossible_time_or_session_is_a_refusal_with_its_reason(
+    line: bytes, reason: str, tmp_path: Path
+) -> None:
+    load = replay(write(tmp_path, '{"text": "a", "at_ms": 3}', line, '{"text": "b"}'))
+    assert reason in load.requests[1].refused
+    assert [r.refused for r in load.requests if r.id != 1] == ["", ""]
     assert arrivals(load) == [3_000_000] * 3
 
 

@@ -213,6 +213,8 @@ class Buffer:
 
     def view(self, *shape: int) -> Buffer:
         """The first ``prod(shape)`` elements as an array of that shape, without a copy."""
+        if not all(isinstance(size, int | np.integer) and size >= 0 for size in shape):
+            raise InputError(f"{self!r}.view{shape}: give every size as a number, 0 or more.")
         count, room = prod(shape), prod(self.shape)
         if count > room:
             raise InputError(f"{self!r} holds {room} elements; a view of {shape} needs {count}.")
@@ -259,6 +261,7 @@ class Buffer:
 class Event(ABC):
     """A mark in a stream, made only by :meth:`Stream.record`."""
 
+    device: Device
     op: int
 
     @property
@@ -268,7 +271,8 @@ class Event(ABC):
 
     @abstractmethod
     def result(self) -> Any:
-        """None; raises the error of a failed op before the mark."""
+        """None; raises the error of a failed op before the mark, unless an earlier mark or a
+        synchronize before the mark has told of it."""
 
 
 class Stream(ABC):
@@ -383,6 +387,8 @@ class Device(ABC):
     name: str
     source: str
     limits: Limits
+    #: False where only time is simulated: results then mean nothing.
+    values: bool = True
     order: Order | None
     default_stream: Stream
     _shared: list[Stream] | None = None
@@ -394,6 +400,8 @@ class Device(ABC):
     def streams(self, count: int) -> list[Stream]:
         """`count` non-blocking streams, the same ones at every call: a device has a limited
         number, and work that comes again and again must not use them up."""
+        if not isinstance(count, int) or count < 0:
+            raise InputError(f"streams({count!r}): give the number of streams, 1 or more.")
         if self._shared is None:
             self._shared = []
         while len(self._shared) < count:

@@ -128,7 +128,7 @@ def _loaded() -> weights.Loaded:
     loaded = weights.load()
     if loaded.untrained_because not in ("", weights.ASKED_FOR):
         warnings.warn(
-            "The encoder runs with random weights, so its answers mean nothing (timing holds): "
+            "The encoder runs with random weights, so its answers mean nothing, its timing is about right: "
             f"{loaded.untrained_because} With a network, `python -m heterolab.models fetch` gets the "
             "trained ones; then restart.",
             UntrainedWarning,

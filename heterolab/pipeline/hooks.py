@@ -67,6 +67,6 @@ class Hooks:
                 self._hooks.remove(hook)
                 name = getattr(hook, "__name__", type(hook).__name__)
                 self.errors.append(
-                    f"hook {name} failed at {stage} {phase} with {type(error).__name__}: {error}. "
+                    f"hook {name} failed at {stage} {phase} with {type(error).__name__} ({error}). "
                     "It was switched off; the run went on."
                 )

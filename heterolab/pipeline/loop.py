@@ -14,9 +14,10 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from heterolab.device.base import Device, Event, Memory, Wait
-from heterolab.errors import StalledError
+from heterolab.device.base import Device, Event, Host, Memory, Wait
+from heterolab.errors import InputError, StalledError
 from heterolab.pipeline.batch import Batch, Batcher
 from heterolab.pipeline.hooks import Hooks
 from heterolab.pipeline.kernels import run_kernels
@@ -37,10 +38,23 @@ LIVE_NS = 100_000_000
 MAX_FRUITLESS_WAITS = 1_000
 
 
+#: The loop that a host runs, while it does: one at a time, or their spans would mix.
+_serving: WeakKeyDictionary[Host, Loop] = WeakKeyDictionary()
+
+
 class Loop:
     """One run of a pipeline. `step` until it returns False, then `finish`."""
 
+    over: bool
+
     def __init__(self, pipeline: Pipeline, load: Load, device: Device, live: bool = False) -> None:
+        before = _serving.get(device.host)
+        if before is not None and not before.over:
+            raise InputError(
+                f"{device.name} serves a run already. Stop that one first (live.stop()), "
+                "or open another device."
+            )
+        self.over = False
         self.pipeline, self.settings = pipeline, pipeline.settings
         self.device, self.host = device, device.host
         self.kernels = pipeline.model.on(device)
@@ -71,12 +85,21 @@ class Loop:
         self.origin_ns = self.host.now()
         self.hooks = Hooks(pipeline.hooks, self.host, self.origin_ns)
         self.live = live
+        _serving[self.host] = self
         self.collected_ns = self.origin_ns
 
     # -- the loop ----------------------------------------------------------------------
 
     def step(self) -> bool:
         """Do all that can be done now, then wait once. False when everything is served."""
+        try:
+            self.over = not self._step()
+        except BaseException:
+            self.over = True
+            raise
+        return not self.over
+
+    def _step(self) -> bool:
         progress = self._admit()
         progress |= self._start_preprocessing()
         progress |= self._start_batches()
@@ -184,7 +207,7 @@ class Loop:
             result,
             back,
             model.knowledge,
-            model.trained and self.pipeline.payload.trained,
+            model.trained and self.pipeline.payload.trained and self.device.values,
             size=len(batch),
             batch=batch.number,
         )
@@ -277,6 +300,7 @@ class Loop:
 
     def close(self) -> None:
         """Give back the workers."""
+        self.over = True
         if self.pool is not None:
             self.pool.close()
 

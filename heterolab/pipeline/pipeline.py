@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from dataclasses import dataclass, fields
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from heterolab.device.base import Background, Device, Memory
+from heterolab.device.base import Background, Device
 from heterolab.errors import InputError
 from heterolab.pipeline.hooks import Hook
 from heterolab.pipeline.loop import Loop
@@ -21,6 +22,10 @@ from heterolab.workload import COURSE_KEY, Load
 
 if TYPE_CHECKING:
     from heterolab.models.encoder import Encoder
+
+
+#: Where the host's side of what crosses the link may lie.
+MEMORY = ("pageable", "pinned", "mapped")
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,13 @@ class Settings:
     ring: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("batch", "streams", "chunk", "ring"):
-            _whole_number(name, getattr(self, name), least=1)
-        _whole_number("workers", self.workers, least=0)
+        for name, least in (("batch", 1), ("streams", 1), ("chunk", 1), ("ring", 1), ("workers", 0)):
+            object.__setattr__(self, name, _whole_number(name, getattr(self, name), least))
         delay = self.max_delay_ms
         if not isinstance(delay, int | float) or isinstance(delay, bool) or not 0 <= delay < 1e9:
             raise InputError(f"max_delay_ms={delay!r} must be a number of milliseconds, 0 or more.")
-        Memory.of(self.memory)
+        if self.memory not in MEMORY:
+            raise InputError(f"memory={self.memory!r} must be one of: {', '.join(MEMORY)}.")
 
     def code(self) -> str:
         """The settings that differ from the defaults, as one would type them."""
@@ -53,9 +58,15 @@ class Settings:
         return ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in changed)
 
 
-def _whole_number(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def _whole_number(name: str, value: object, least: int) -> int:
+    """`value` as an int (NumPy's integers included), refused below `least`."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
         raise InputError(f"{name}={value!r} must be a whole number, {least} or more.")
+    return number
 
 
 class Pipeline:
@@ -111,21 +122,21 @@ class Pipeline:
         keys: tuple[str, ...] = (COURSE_KEY,),
         sessions: Sessions | None = None,
     ) -> None:
-        memory = Memory.of(memory).value
         self.model = model
+        memory = getattr(memory, "value", memory)  # Memory.PINNED is as good as "pinned"
         self.settings = Settings(
             batch, streams, memory, max_delay_ms, workers, chunk, payload, returns, length_aware, ring
         )
         self.payload = _payload(payload, model)
         self.returns = _returns(returns, model)
-        self.hooks = tuple(hooks)
-        self.keys = keys
+        self.hooks = _hooks(hooks)
+        self.keys = _keys(keys)
         self.sessions = sessions or Sessions()
 
     def run(self, load: Load, *, on: Device) -> Run:
         """Serve `load` on a device; returns when all is answered. Ctrl-C stops admitting, ends
         what is in flight, and returns what there is."""
-        loop = Loop(self, load, on)
+        loop = _loop(self, load, on)
         try:
             with _interrupt_means(loop.stop):
                 while loop.step():
@@ -136,14 +147,35 @@ class Pipeline:
 
     def start(self, load: Load, *, on: Device) -> Live:
         """Serve `load` beside the caller, where the device's host has threads; see :class:`Live`."""
-        loop = Loop(self, load, on, live=True)
+        loop = _loop(self, load, on, live=True)
         return Live(loop, on.host.spawn(loop.step))
 
     def __repr__(self) -> str:
         return f"Pipeline({self.settings.code()})"
 
 
+def _hooks(hooks: object) -> tuple[Hook, ...]:
+    if not isinstance(hooks, list | tuple) or not all(map(callable, hooks)):
+        raise InputError(f"hooks={hooks!r} must be a list of functions, e.g. hooks=[my_hook].")
+    return tuple(hooks)
+
+
+def _keys(keys: object) -> tuple[str, ...]:
+    if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+        raise InputError(f'keys={keys!r} must be a list of strings, e.g. keys=["my-key"].')
+    return tuple(keys)
+
+
 _payload, _returns = payload, returns  # the constructor's own arguments have these names
+
+
+def _loop(pipeline: Pipeline, load: Load, device: Device, live: bool = False) -> Loop:
+    """A loop over a load and a device that are what they should be."""
+    if not isinstance(device, Device):
+        raise InputError(f"on={device!r} is not a device. Open one: on=hl.open_device('sim:h200').")
+    if not isinstance(load, Load):
+        raise InputError(f"{load!r} is not a load. Make one: hl.poisson(rate=300, n=64) or hl.replay(path).")
+    return Loop(pipeline, load, device, live)
 
 
 @contextmanager

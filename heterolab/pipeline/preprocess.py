@@ -62,6 +62,8 @@ def preprocess(
     texts: list[str] = []
     for request in requests:
         try:
+            if request.refused:
+                raise _Refusal(request.refused)
             texts.append(accept(request.body, keys))
             outcomes.append(texts[-1])
         except _Refusal as refusal:

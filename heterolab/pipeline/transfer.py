@@ -75,9 +75,11 @@ def make_slots(device: Device, plan: SlotPlan, streams: int, ring: int) -> list[
         raise InputError(f"streams={streams}: {device.name} runs at most {device.limits.streams}.")
     needed, room = plan.nbytes() * streams * ring, device.limits.memory_bytes
     if needed > room:
+        fits = plan.batch * room // needed
+        remedy = f"The largest batch that fits is {fits}." if fits else "Use fewer streams or a smaller ring."
         raise OutOfDeviceMemory(
-            f"batch={plan.batch} in {streams * ring} slots needs {needed / 2**30:.1f} GiB; {device.name} has "
-            f"{room / 2**30:.1f} GiB. The largest batch that fits is {plan.batch * room // needed}."
+            f"batch={plan.batch} in {streams * ring} slots ({streams} streams × ring={ring}) needs "
+            f"{needed / 2**30:.1f} GiB; {device.name} has {room / 2**30:.1f} GiB. {remedy}"
         )
     queues = device.streams(streams)
     return [_make_slot(device, plan, queues[i % streams], i) for i in range(streams * ring)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,9 @@ from heterolab.errors import TraceError
 
 FORMAT = "heterolab-trace"
 VERSION = 1
+
+#: No run lasts a year; a time beyond it is no time.
+MOST_NS = 365 * 86_400 * 10**9
 
 #: Kinds of span. The first three occupy the host, the rest the device.
 CPU, API, SYNC, WAIT = "cpu", "api", "sync", "wait"
@@ -241,7 +245,7 @@ class Trace:
             if data[:2] == b"\x1f\x8b":
                 data = gzip.decompress(data)
             return cls.from_json(json.loads(data), str(path))
-        except (OSError, EOFError, gzip.BadGzipFile, ValueError) as error:
+        except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
             raise TraceError(
                 f"{path} cannot be read as a trace ({error}). "
                 "Write one with Trace.save() or `heterolab run --trace FILE`."
@@ -271,4 +275,7 @@ class Trace:
             raise TraceError(f"{origin} is damaged: its columns have different lengths.")
         if (columns["end_ns"] < columns["start_ns"]).any():
             raise TraceError(f"{origin} is damaged: a span ends before it starts.")
+        times = np.concatenate([columns[name] for name in ("queued_ns", "start_ns", "end_ns")])
+        if (np.abs(times) > MOST_NS).any():
+            raise TraceError(f"{origin} is damaged: it has a time that is years away from its start.")
         return cls(columns, source, device, replayed=True, meta=meta)

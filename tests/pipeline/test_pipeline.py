@@ -146,6 +146,10 @@ def test_bad_requests_are_rejected_and_the_rest_is_answered(device, encoder) -> 
         {"payload": "video"},
         {"returns": "everything"},
         {"ring": 0},
+        {"memory": "managed"},
+        {"hooks": print},
+        {"keys": "a-key"},
+        {"keys": (1,)},
     ],
 )
 def test_an_impossible_knob_is_refused_by_name_and_value(encoder, knobs) -> None:
@@ -260,6 +264,35 @@ def test_a_live_run_shows_itself_and_stops(real_device, encoder) -> None:
     assert 8 <= len(seen.answers) <= len(run.answers) < 100_000
     assert len(run.trace) > 0
     assert live.stop() is run
+
+
+def test_a_device_serves_one_run_at_a_time(real_device, encoder) -> None:
+    pipe = hl.Pipeline(encoder, batch=4)
+    live = pipe.start(hl.closed_loop(n=100_000, in_flight=8, seed=0), on=real_device)
+    with pytest.raises(InputError, match="serves a run already"):
+        pipe.run(hl.closed_loop(n=2, in_flight=2), on=real_device)
+    live.stop()
+    assert len(pipe.run(hl.closed_loop(n=2, in_flight=2), on=real_device).answers) == 2
+
+
+def test_what_is_no_device_or_no_load_is_refused(device, encoder) -> None:
+    load = hl.closed_loop(n=2, in_flight=2)
+    with pytest.raises(InputError, match="is not a device"):
+        hl.Pipeline(encoder).run(load, on="sim:h200")
+    with pytest.raises(InputError, match="is not a load"):
+        hl.Pipeline(encoder).run(["a"], on=device)
+
+
+def test_numpy_s_whole_numbers_are_whole_numbers(encoder, tmp_path) -> None:
+    pipe = hl.Pipeline(encoder, batch=np.int64(4), workers=np.int32(1))
+    run = pipe.run(hl.closed_loop(n=4, in_flight=4), on=hl.open_device("sim:h200"))
+    assert run.trace.save(tmp_path / "trace.json").exists()
+
+
+def test_without_values_no_answer_claims_to_be_trained(encoder) -> None:
+    dev = hl.open_device("sim:h200", values=False)
+    run = hl.Pipeline(encoder).run(hl.closed_loop(n=2, in_flight=2), on=dev)
+    assert not any(answer.trained for answer in run.answers)
 
 
 def test_latency_is_waiting_and_computing(device, encoder) -> None:

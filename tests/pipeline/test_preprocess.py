@@ -59,6 +59,11 @@ def test_a_refused_request_does_not_disturb_its_neighbours() -> None:
     assert (prepared.text, len(prepared.ids)) == ("three", 1)
 
 
+def test_what_the_source_refused_is_rejected_with_the_source_s_reason() -> None:
+    request = Request(3, body("fine"), 0, "s", refused="no such time")
+    assert preprocess([request], (COURSE_KEY,), words) == [Rejected(3, "no such time")]
+
+
 def test_html_is_kept_as_text_and_control_characters_go() -> None:
     assert clean("<b>a</b>\x07\x1b[31m  b\u202e\r\n") == "<b>a</b> [31m b"
 
