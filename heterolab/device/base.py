@@ -213,12 +213,14 @@ class Buffer:
 
     def view(self, *shape: int) -> Buffer:
         """The first ``prod(shape)`` elements as an array of that shape, without a copy."""
-        if not all(isinstance(size, int | np.integer) and size >= 0 for size in shape):
-            raise InputError(f"{self!r}.view{shape}: give every size as a number, 0 or more.")
-        count, room = prod(shape), prod(self.shape)
-        if count > room:
-            raise InputError(f"{self!r} holds {room} elements; a view of {shape} needs {count}.")
-        return self._part(("view", *shape), lambda: self.array.reshape(-1)[:count].reshape(shape))
+        key = ("view", *shape)
+        if key not in self._parts:
+            if not all(isinstance(size, int | np.integer) and size >= 0 for size in shape):
+                raise InputError(f"{self!r}.view{shape}: give every size as a whole number, 0 or more.")
+            count, room = prod(shape), prod(self.shape)
+            if count > room:
+                raise InputError(f"{self!r} holds {room} elements; a view of {shape} needs {count}.")
+        return self._part(key, lambda: self.array.reshape(-1)[: prod(shape)].reshape(shape))
 
     def _part(self, key: tuple[Any, ...], array: Callable[[], Array]) -> Buffer:
         """A part of this buffer: made once, then remembered."""

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
-from heterolab.device.base import Buffer, Device, Kernel, Memory
+from heterolab.device.base import Buffer, Device, Event, Kernel, Memory
 from heterolab.errors import InputError, OutOfDeviceMemory
 from heterolab.trace.trace import D2H, H2D, KERNEL
 
@@ -34,7 +34,11 @@ def copy_kind(device: Device, dst: Buffer, src: Buffer) -> str:
 
 
 def operands(device: Device, kernel: Kernel, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:
-    """Refuse buffers that a kernel on `device` cannot reach."""
+    """Refuse what is no kernel, and buffers that a kernel on `device` cannot reach."""
+    if not isinstance(kernel, Kernel):
+        name = getattr(kernel, "__name__", repr(kernel))
+        remedy = f"Call it: stream.launch({name}(), ...)." if callable(kernel) else "Make one: Kernel(...)."
+        raise InputError(f"launch of {name}: this is not a kernel. {remedy}")
     for buffer in (*reads, *writes):
         _must_be_here(device, buffer)
         if buffer.memory in (Memory.PAGEABLE, Memory.PINNED):
@@ -45,7 +49,23 @@ def operands(device: Device, kernel: Kernel, reads: Sequence[Buffer], writes: Se
             )
 
 
+def event(device: Device, event: object) -> None:
+    """Refuse to let a stream of `device` wait for what it cannot see."""
+    if not isinstance(event, Event):
+        raise InputError(f"{event!r} is not an event. Make one: event = stream.record().")
+    if event.device is not device:
+        raise InputError(
+            f"{event!r} is not an event of this device but of another ({event.device.name}), for which "
+            f"{device.name} cannot wait. Let the host wait for it: host.wait_any([event])."
+        )
+
+
 def _must_be_here(device: Device, buffer: Buffer) -> None:
+    if not isinstance(buffer, Buffer):
+        raise InputError(
+            f"{type(buffer).__name__} {buffer!r:.60} is not a buffer. Make one, device.buffer(shape, dtype, "
+            "memory='pinned'), and put the values in: buffer.write()[...] = values."
+        )
     if buffer.device is not device and not buffer.memory.on_host:
         raise InputError(
             f"{buffer!r} lives on another device ({buffer.device.name}). Copy it to a host buffer there, "

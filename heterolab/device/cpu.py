@@ -29,6 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from heterolab.device import checks
 from heterolab.device.base import Array, Buffer, Device, Event, Kernel, Limits, Memory, Stream
+from heterolab.device.failures import Failure, tell, untold
 from heterolab.device.host import LONGEST_SLEEP_S, Completion, RealHost, machine_memory, usable_cores
 from heterolab.device.order import Clock, Order
 from heterolab.errors import InputError
@@ -50,14 +51,6 @@ class Engine:
 
 
 @dataclass
-class Failure:
-    """An op's error, until somebody has been told: the event or stream that raised it first."""
-
-    error: BaseException
-    told: object = None
-
-
-@dataclass
 class Task:
     """One op on its way through a stream's queue."""
 
@@ -75,9 +68,10 @@ class CpuEvent(Completion, Event):
 
     def __init__(self, device: CpuDevice, op: int, past: Clock | None) -> None:
         super().__init__(device.host)
-        self.op = op
+        self.device, self.op = device, op
         self._order, self._past = device.order, past
-        self._failure: Failure | None = None
+        #: The stream's failures that nobody was told of when the mark was reached.
+        self.failures: list[Failure] = []
         self._passed = threading.Event()
         #: When the last op before the mark ended, and which: why a stream that waits goes on.
         self.last: tuple[int, int] = (-1, NONE)
@@ -91,14 +85,11 @@ class CpuEvent(Completion, Event):
 
     def result(self) -> None:
         super().result()
-        failure = self._failure
-        if failure is not None and failure.told in (None, self):
-            failure.told = self
-            raise failure.error
+        tell(self.failures, self.op)
 
-    def reach(self, last: tuple[int, int], failure: Failure | None) -> None:
+    def reach(self, last: tuple[int, int], failures: list[Failure]) -> None:
         """The stream has come to the mark."""
-        self.last, self._failure = last, failure
+        self.last, self.failures = last, failures
         self._passed.set()
         self.finish()
 
@@ -120,7 +111,7 @@ class CpuStream(Stream):
         self.device, self.index, self.non_blocking = device, index, non_blocking
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._failure: Failure | None = None
+        self._failures: list[Failure] = []
         self._last = (-1, NONE)
         self._issued = self._finished = 0
 
@@ -161,8 +152,8 @@ class CpuStream(Stream):
         return event
 
     def wait(self, event: Event) -> None:
-        if not isinstance(event, CpuEvent):
-            raise InputError(f"{event!r} is not an event of a stream of {self.device.name}.")
+        checks.event(self.device, event)
+        assert isinstance(event, CpuEvent)
         with self.device.api("wait", self):
             if self.device.order and event._past is not None:
                 self.device.order.wait(self.index, event._past)
@@ -193,13 +184,11 @@ class CpuStream(Stream):
         self._enqueue(go_on_after)
 
     def _mark(self, event: CpuEvent) -> None:
-        self._enqueue(lambda: event.reach(self._last, self._unreported()))
+        def reach() -> None:
+            self._failures = untold(self._failures)
+            event.reach(self._last, self._failures)
 
-    def _unreported(self) -> Failure | None:
-        """The stream's failure, forgotten once somebody has been told of it."""
-        if self._failure is not None and self._failure.told is not None:
-            self._failure = None
-        return self._failure
+        self._enqueue(reach)
 
     def _issue(
         self, kind: str, name: str, nbytes: int, batch: int, work: Callable[[], None], held: bool
@@ -237,7 +226,7 @@ class CpuStream(Stream):
                 task.work()
             except BaseException as error:
                 error.add_note(f"In the kernel {task.name!r} on stream {self.index} of {self.device.name}.")
-                self._failure = self._unreported() or Failure(error)
+                self._failures = [*untold(self._failures), Failure(error)]
             end = host.now()
             engine.last = self._last = (end, task.op)
         after = before[1] if before[0] > task.queued_ns else NONE
@@ -337,14 +326,7 @@ class CpuDevice(Device):
             )
         if self.order:
             self.order.host_synchronized([stream.index for stream in streams])
-        errors = []
-        for mark in marks:
-            try:
-                mark.result()
-            except BaseException as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        tell((failure for mark in marks for failure in mark.failures), op)
 
     def legacy_barrier(self, stream: CpuStream) -> None:
         """The legacy default stream waits for all blocking streams, and they for it."""

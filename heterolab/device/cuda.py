@@ -90,10 +90,12 @@ def _version(number: int) -> str:
 class CudaEvent(Event):
     """A mark in a CUDA stream. It cannot call the host, so it is asked."""
 
+    device: CudaDevice
+
     def __init__(self, device: CudaDevice, op: int, past: Clock | None) -> None:
         self.op = op
         self.past = past
-        self._device = device
+        self.device = device
         self._done = False
         self._error: Exception | None = None
         # `block`: a thread that synchronises on it sleeps instead of spinning.
@@ -102,14 +104,14 @@ class CudaEvent(Event):
     @property
     def done(self) -> bool:
         if not self._done:
-            status = self._device.runtime.eventQuery(self.native.ptr)
+            status = self.device.runtime.eventQuery(self.native.ptr)
             if status == NOT_READY:
                 return False
             self._done = True
             if status != 0:
-                self._error = self._device.runtime.CUDARuntimeError(status)
-            elif self._device.order and self.past is not None:
-                self._device.order.host_saw(self.past)
+                self._error = self.device.runtime.CUDARuntimeError(status)
+            elif self.device.order and self.past is not None:
+                self.device.order.host_saw(self.past)
         return True
 
     def result(self) -> None:
@@ -142,9 +144,9 @@ class CudaStream(Stream):
         # From pageable memory this same call stages the bytes first (the host reads them, now),
         # and to pageable memory it returns when they have arrived: CUDA holds the host.
         staged = src.memory is Memory.PAGEABLE
-        device.check("copy", self, [] if staged else [src], [dst])
         if staged:
             device.host_access(src, writes=False)
+        device.check("copy", self, [] if staged else [src], [dst])
         op, queued = device.begin_call()
         began = device.spans.begin(self.ptr)
         try:
@@ -208,8 +210,8 @@ class CudaStream(Stream):
     def wait(self, event: Event) -> None:
         device = self.device
         device.check_open()
-        if not isinstance(event, CudaEvent):
-            raise InputError(f"{event!r} is not an event of a stream of {device.name}.")
+        checks.event(device, event)
+        assert isinstance(event, CudaEvent)
         op, queued = device.begin_call()
         if device.order and event.past is not None:
             device.order.wait(self.index, event.past)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from heterolab.device.base import Work
+from heterolab.device.failures import Failure
 from heterolab.device.profile import Compute, Gaps
 from heterolab.trace.trace import KERNEL, NONE
 
@@ -24,7 +25,7 @@ class Op:
         "done",
         "effect",
         "end_ns",
-        "error",
+        "failures",
         "kind",
         "launched_ns",
         "launches",
@@ -40,7 +41,6 @@ class Op:
         "start_ns",
         "stream",
         "threads",
-        "told",
         "unmet",
         "work_ns",
     )
@@ -60,8 +60,7 @@ class Op:
         self.dependents: list[tuple[Op, float]] = []
         self.ready = self.done = False
         self.effect: Callable[[], None] | None = None
-        self.error: BaseException | None = None
-        self.told: object = None
+        self.failures: Sequence[Failure] = ()  # of its stream, untold when it ended
 
     def needs(self, other: Op, gap_ns: float) -> None:
         """Start only `gap_ns` after `other` has ended."""

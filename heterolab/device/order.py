@@ -8,9 +8,12 @@ order on some machine on some day, whatever happened this time.
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from heterolab.errors import InputError, RaceError
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 
 #: Actors: the host, the legacy default stream, and streams 0, 1, …
 HOST, DEFAULT = -10, -1
+
+#: Where HeteroLab's own code lies.
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 Races = Literal["raise", "show", "off"]
 Clock = dict[int, int]
@@ -122,14 +128,16 @@ class Order:
 
     def _touch(self, actor: int, what: str, reads: Iterable[Buffer], writes: Iterable[Buffer]) -> None:
         clock = self._clocks[actor]
-        clock[actor] += 1
+        tick = clock[actor] + 1
+        touched: dict[int, list[Access]] = {}  # stored at the end: a refused op has touched nothing
         for buffers, writing in ((reads, False), (writes, True)):
             for buffer in buffers:
                 start, end = buffer.offset, buffer.offset + buffer.nbytes
-                new = Access(actor, clock[actor], start, end, writing, what)
+                new = Access(actor, tick, start, end, writing, what)
                 kept = [new]
-                for old in self._accesses.get(buffer.storage, ()):
-                    past = old.tick <= clock.get(old.actor, -1)
+                known = touched if buffer.storage in touched else self._accesses
+                for old in known.get(buffer.storage, ()):
+                    past = old.actor == actor or old.tick <= clock.get(old.actor, -1)
                     if not past and (old.writes or writing) and old.overlaps(start, end):
                         self._report(old, new, buffer)
                     # What lies wholly in the past of a newer access that covers it can race
@@ -137,7 +145,9 @@ class Order:
                     covered = old.within(start, end) and (writing or not old.writes)
                     if not (past and covered and (writing or old.actor == actor)):
                         kept.append(old)
-                self._accesses[buffer.storage] = kept
+                touched[buffer.storage] = kept
+        clock[actor] = tick
+        self._accesses.update(touched)
 
     def _report(self, old: Access, new: Access, buffer: Buffer) -> None:
         verb = {True: "writes", False: "reads"}
@@ -160,11 +170,19 @@ class Order:
         if self.races == "raise":
             raise RaceError(message)
         self.found.append(message)
-        warnings.warn(message, RaceWarning, stacklevel=5)
+        warnings.warn(message, RaceWarning, stacklevel=_users_level())
 
     def forget(self, storage: int) -> None:
         """The allocation is gone."""
         self._accesses.pop(storage, None)
+
+
+def _users_level() -> int:
+    """The `stacklevel` with which our caller's warning points at the first line outside HeteroLab."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _actor(actor: int) -> str:

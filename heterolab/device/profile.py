@@ -49,6 +49,18 @@ FORMAT, VERSION = "heterolab-profile", 1
 KINDS = ("measured", "datasheet estimate", "imagined")
 BUILT_IN = Path(__file__).parent / "profiles"
 
+TINY = 1e-9
+#: Numbers that something is divided by.
+DIVISORS = {
+    "cores",
+    "cold_work_ns",
+    "cold_bytes",
+    "both_speed",
+    "both_large_speed",
+    "mapped_share",
+    "chunk_bytes",
+}
+
 T = TypeVar("T")
 
 
@@ -392,7 +404,7 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.wrong(place, value, "a number")
         if value < least:
-            raise self.wrong(place, value, f"{least:g} or more")
+            raise self.wrong(place, value, "more than 0" if 0 < least < 1 else f"{least:g} or more")
         return value
 
     def table(self, data: dict[str, Any], place: str) -> Table:
@@ -460,10 +472,10 @@ class _Reader:
         if kind == "str":
             return self.text(entry, spec.name)
         if kind.startswith("Mapping"):
-            return {k: self.number(v, f"{place}.{k}", 1e-9) for k, v in self.mapping(value, place).items()}
+            return {k: self.number(v, f"{place}.{k}", TINY) for k, v in self.mapping(value, place).items()}
         if kind == "int":
             number = self.number(value, place, 1)
             if number != int(number):
                 raise self.wrong(place, value, "a whole number")
             return int(number)
-        return self.number(value, place)
+        return self.number(value, place, TINY if spec.name in DIVISORS else 0.0)

@@ -20,11 +20,12 @@ from numpy.typing import DTypeLike, NDArray
 from heterolab.device import checks
 from heterolab.device.base import Array, Buffer, Device, Event, Kernel, Limits, Memory, Stream, Work
 from heterolab.device.engines import Gpu
+from heterolab.device.failures import Failure, tell, untold
 from heterolab.device.op import Op, gap_between, roofline_ns
 from heterolab.device.order import Clock, Order, Races
 from heterolab.device.profile import DeviceProfile, Pageable, Table
 from heterolab.device.simhost import SimHost
-from heterolab.errors import InputError
+from heterolab.errors import InputError, OutOfDeviceMemory
 from heterolab.trace.trace import API, D2H, DEFAULT_STREAM, H2D, KERNEL, NO_STREAM, NONE, SYNC, Span
 
 #: A composite that the host launches more slowly than the GPU works is drawn as so many pulses.
@@ -34,6 +35,8 @@ _LANES = {H2D: "h2d", D2H: "d2h", KERNEL: "gpu"}
 
 class SimEvent(Event):
     """A mark in a simulated stream: the ops that were its last when it was recorded."""
+
+    device: SimDevice
 
     def __init__(self, device: SimDevice, op: int, past: Clock | None, ops: list[Op]) -> None:
         self.device, self.op, self.ops, self._past = device, op, ops, past
@@ -56,7 +59,7 @@ class SimEvent(Event):
     def result(self) -> None:
         if not self.done:
             raise InputError(f"{self!r} is not done yet. Wait for it first: host.wait_any([it]).")
-        self.device.tell(self.ops, self)
+        tell((failure for op in self.ops for failure in op.failures), self.op)
 
     def __repr__(self) -> str:
         return f"<event {self.op}, {'done' if all(op.done for op in self.ops) else 'not done'}>"
@@ -77,6 +80,8 @@ class SimStream(Stream):
         device, costs = self.device, self.device.profile.pageable
         kind = checks.copy_kind(device, dst, src)
         staged = costs is not None and costs.h2d is not None and src.memory is Memory.PAGEABLE
+        if staged and device.order:  # it is the host that reads `src`, and now
+            device.order.host_op("a copy", reads=[src])
         device.check("copy", self, () if staged else (src,), (dst,))
         op = device.new_op(kind, "copy", self, int(dst.array.nbytes), batch)
         op.work_ns = device.host.noisy(device.copy_table(kind).at(op.nbytes))
@@ -97,11 +102,11 @@ class SimStream(Stream):
     ) -> int:
         device = self.device
         checks.operands(device, kernel, reads, writes)
-        device.check(kernel.name, self, reads, writes)
         work = kernel.work(reads, writes)
         nbytes = sum(int(buffer.array.nbytes) for buffer in (*reads, *writes))
         op = device.new_op(KERNEL, kernel.name, self, nbytes, batch)
         device.price(op, work, reads, writes)
+        device.check(kernel.name, self, reads, writes)  # last: what is refused has touched nothing
         device.set_kernel_effect(op, kernel, reads, writes)
         return device.issue(op, "launch", device.host_ns(op, work), self, launches=work.launches)
 
@@ -113,8 +118,8 @@ class SimStream(Stream):
 
     def wait(self, event: Event) -> None:
         device = self.device
-        if not isinstance(event, SimEvent):
-            raise InputError(f"{event!r} is not an event of a stream of {device.name}.")
+        checks.event(device, event)
+        assert isinstance(event, SimEvent)
         device.call("wait", self)
         if device.order and event.past is not None:
             device.order.wait(self.index, event.past)
@@ -148,7 +153,7 @@ class SimDevice(Device):
         self._taken = {True: 0, False: 0}  # bytes, by Memory.on_host
         self._streams: list[SimStream] = []
         self._called: dict[str, tuple[float, float]] = {}  # a call → the host's work until its last
-        self._failed: list[Op] = []
+        self._failures: dict[int, list[Failure]] = {}  # by stream: what nobody was told of yet
         self._closed = False
         self.default_stream = SimStream(self, DEFAULT_STREAM, non_blocking=False)
 
@@ -218,7 +223,7 @@ class SimDevice(Device):
         self._span(number, SYNC, "synchronize", index, entry)
         if self.order:
             self.order.host_synchronized([stream.index for stream in streams])
-        self.tell(ops, streams)
+        tell((failure for op in ops for failure in op.failures), number)
 
     def frontier(self, stream: SimStream) -> list[Op]:
         """The ops that have to end before something new on `stream` may start."""
@@ -294,8 +299,6 @@ class SimDevice(Device):
         buffer, and each piece goes over the link while the next one is copied."""
         assert costs.h2d is not None
         self.host.catch_up()
-        if self.order:  # it is the host that reads `src`, and now
-            self.order.host_op("a copy", reads=[src])
         if self.values:
             target, staged = _bytes_of(dst), _bytes_of(src).copy()
             op.effect = lambda: np.copyto(target, staged)
@@ -385,11 +388,12 @@ class SimDevice(Device):
         if op.effect is not None:
             try:
                 op.effect()
-            except BaseException as error:  # kept until the host asks: see tell()
+            except BaseException as error:  # kept until the host asks: see failures.py
                 error.add_note(f"In the kernel {op.name!r} on stream {op.stream} of {self.name}.")
-                op.error = error
-                self._failed.append(op)
+                self._failures[op.stream] = [*self._failures.get(op.stream, ()), Failure(error)]
             op.effect = None
+        if op.stream in self._failures:
+            op.failures = self._failures[op.stream] = untold(self._failures[op.stream])
         for queued, start, end in _pulses(op):
             self.host.recorder.add(
                 Span(
@@ -407,15 +411,6 @@ class SimDevice(Device):
                     op.after,
                 )
             )
-
-    def tell(self, ops: Sequence[Op], who: object) -> None:
-        """Raise the first failure before `ops`, unless somebody else was told of it."""
-        for failed in self._failed:
-            before = any(op.stream == failed.stream and failed.number <= op.number for op in ops)
-            if before and failed.told in (None, who):
-                failed.told = who
-                assert failed.error is not None
-                raise failed.error
 
     def collect(self) -> None:
         """Let all that is due by now have happened: its spans are in the recorder then."""
@@ -440,9 +435,18 @@ class SimDevice(Device):
         sizes, kind, nbytes = checks.allocation(shape, dtype)
         self._take(nbytes, memory, name)
         unseen = memory is Memory.DEVICE and not self.values  # nobody will look: one element stands for all
-        array = np.broadcast_to(np.zeros(1, kind), sizes) if unseen else np.zeros(sizes, kind)
-        buffer = Buffer(self, array, memory, name)
-        gone = weakref.finalize(array, self._give_back, nbytes, memory.on_host, buffer.storage)
+        try:
+            root = np.zeros(1 if unseen else sizes, kind)
+        except MemoryError:
+            self._taken[memory.on_host] -= nbytes
+            remedy = "Use a smaller size" + (", or values=False." if memory is Memory.DEVICE else ".")
+            raise OutOfDeviceMemory(
+                f"a buffer of {checks.human_bytes(nbytes)} fits {self.name}, but this machine cannot hold "
+                f"its simulated values. {remedy}"
+            ) from None
+        buffer = Buffer(self, np.broadcast_to(root, sizes) if unseen else root, memory, name)
+        # All parts and views of it keep `root` alive.
+        gone = weakref.finalize(root, self._give_back, nbytes, memory.on_host, buffer.storage)
         gone.atexit = False
         return buffer
 

@@ -86,7 +86,9 @@ class SimHost(Host):
     """
 
     def __init__(self, profile: DeviceProfile, seed: int = 0, jitter: float = 0.0) -> None:
-        if not 0 <= jitter <= 1:
+        if not isinstance(seed, int):
+            raise InputError(f"seed={seed!r} is not a whole number.")
+        if not isinstance(jitter, int | float) or not 0 <= jitter <= 1:
             raise InputError(f"jitter={jitter!r} is a relative deviation: give a number from 0 to 1.")
         self.recorder = Recorder()
         self.profile = profile

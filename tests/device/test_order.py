@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import heterolab as hl
 from heterolab.device.base import Buffer, Memory
 from heterolab.device.order import DEFAULT, HOST, Order, RaceWarning
 from heterolab.errors import InputError, RaceError
@@ -164,6 +165,32 @@ def test_show_warns_and_goes_on() -> None:
     with pytest.warns(RaceWarning, match="Race on"):
         order.host_op("a read", reads=[buffer])
     assert len(order.found) == 1
+
+
+def test_the_warning_points_at_the_users_line() -> None:
+    device = hl.open_device("sim:h200", races="show")
+    one, two = device.stream(), device.stream()
+    here, there = device.buffer(4, memory="pinned"), device.buffer(4)
+    one.copy(there, here)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        two.copy(here, there)
+        here.read()
+        here[:2].write()
+    assert {(w.category, w.filename) for w in caught} == {(RaceWarning, __file__)}
+    assert len({w.lineno for w in caught}) == 3
+
+
+def test_a_refused_operation_has_touched_nothing() -> None:
+    order, (one, two, *_) = Order(), buffers()
+    order.add_stream(0, False)
+    order.add_stream(1, False)
+    order.device_op(0, "copy", writes=[one])
+    with pytest.raises(RaceError, match="add on stream 1"):
+        order.device_op(1, "add", reads=[two], writes=[one])
+    order.host_synchronized([0])
+    order.device_op(0, "copy", writes=[two])
+    assert order.record(1)[1] == 0, "stream 1 has done nothing"
 
 
 def test_what_was_ordered_is_forgotten() -> None:

@@ -100,6 +100,20 @@ def test_what_is_no_cost_is_refused(path: tuple[str, ...], value: object) -> Non
         DeviceProfile.from_json(put(raw(), path, value), "mine")
 
 
+DIVISORS = [
+    *(("host", name) for name in ("cores", "cold_work_ns", "cold_bytes")),
+    *(("copies", name) for name in ("both_speed", "both_large_speed", "mapped_share")),
+    ("pageable", "chunk_bytes"),
+    ("compute", "flops_per_ns", "float32"),
+]
+
+
+@pytest.mark.parametrize("path", DIVISORS, ids=".".join)
+def test_what_a_cost_is_divided_by_is_not_zero(path: tuple[str, ...]) -> None:
+    with pytest.raises(ProfileError, match=rf"mine: {'.'.join(path)} is 0; it must be more than 0"):
+        DeviceProfile.from_json(put(raw(), path, 0), "mine")
+
+
 @pytest.mark.parametrize(
     ("table", "reason"),
     [

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+import heterolab as hl
 from heterolab.device.base import Device, Kernel, Memory, Stream, Work
 from heterolab.errors import InputError, OutOfDeviceMemory
 from heterolab.trace.trace import API, D2H, DEVICE_KINDS, H2D, HOST_KINDS, KERNEL
 
 HOST_MEMORY = [Memory.PAGEABLE, Memory.PINNED, Memory.MAPPED]
+
+
+@pytest.fixture(params=["sim:h200", "cpu"])
+def simulated_or_cpu(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """The devices whose kernels run, and so fail, after their launch has returned."""
+    device = hl.open_device(request.param)
+    yield device
+    device.close()
 
 
 def kernel(name, run) -> Kernel:
@@ -237,6 +247,57 @@ def test_a_failing_kernel_is_told_once_and_the_stream_goes_on(device: Device) ->
     assert back.read().tolist() == [1] * 4
 
 
+def failing(message: str) -> Kernel:
+    def run(xp, reads, writes):
+        raise ValueError(message)
+
+    return kernel(message, run)
+
+
+def told(ask) -> str:
+    """The failure that is told, or nothing."""
+    try:
+        ask()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_synchronize_tells_a_failure_once_and_no_old_one_hides_a_new_one(simulated_or_cpu: Device) -> None:
+    device = simulated_or_cpu
+    stream = device.stream()
+    for message in ("first", "second"):
+        stream.launch(failing(message))
+        asked = [told(ask) for ask in (device.synchronize, device.synchronize, stream.synchronize)]
+        assert asked == [message, "", ""]
+    after = stream.record()
+    device.host.wait_any([after])
+    after.result()
+
+
+def test_each_of_two_batches_that_fail_tells_its_own_failure(simulated_or_cpu: Device) -> None:
+    device = simulated_or_cpu
+    stream, events = device.stream(), []
+    for messages in (["one", "one more"], ["two"], []):
+        for message in messages:
+            stream.launch(failing(message))
+        stream.launch(DOUBLE, [device.buffer(4)], [device.buffer(4)])
+        events.append(stream.record())
+    device.host.wait_any(events[-1:])
+    assert told(events[0].result) == "one"
+    assert told(stream.synchronize) == "two", "the pipeline frees a failed batch's slot like this"
+    assert [told(event.result) for event in events] == ["one", "two", ""]
+
+
+def test_an_event_asked_first_hides_no_failure_from_an_earlier_one(simulated_or_cpu: Device) -> None:
+    stream = simulated_or_cpu.stream()
+    stream.launch(failing("one"))
+    first, second = stream.record(), stream.record()
+    simulated_or_cpu.host.wait_any([second])
+    assert told(second.result) == told(first.result) == "one"
+    assert told(stream.synchronize) == ""
+
+
 def test_wake_ends_a_wait(device: Device) -> None:
     host = device.host
     if device.source == "simulated":
@@ -312,6 +373,57 @@ def test_kernels_cannot_reach_ordinary_host_memory(device: Device, memory: str) 
         device.stream().launch(DOUBLE, [device.buffer(4, memory=memory)], [device.buffer(4)])
 
 
+def test_what_is_no_buffer_is_refused(device: Device) -> None:
+    stream, there = device.stream(), device.buffer(4)
+    for other in (None, np.zeros(4, np.float32)):
+        with pytest.raises(InputError, match=r"not a buffer.*Make one"):
+            stream.copy(there, other)
+        with pytest.raises(InputError, match="not a buffer"):
+            stream.launch(DOUBLE, [other], [there])
+
+
+def test_a_kernel_that_was_not_made_is_refused(device: Device) -> None:
+    def vector_add() -> Kernel:
+        return DOUBLE
+
+    with pytest.raises(InputError, match=r"Call it: stream\.launch\(vector_add\(\)"):
+        device.stream().launch(vector_add, [], [device.buffer(4)])
+    with pytest.raises(InputError, match="not a kernel"):
+        device.stream().launch("double", [], [device.buffer(4)])
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, "2"])
+def test_numbers_of_streams_that_are_none(device: Device, count: object) -> None:
+    with pytest.raises(InputError, match="streams"):
+        device.streams(count)
+
+
+@pytest.mark.parametrize("shape", [(-1,), (2, -1), (2.0,), ((2, 2),)], ids=str)
+def test_views_that_make_no_sense_are_refused(device: Device, shape: tuple) -> None:
+    with pytest.raises(InputError, match="view"):
+        device.buffer(8).view(*shape)
+
+
+def test_an_event_of_another_device_is_refused(device: Device) -> None:
+    other = hl.open_device("sim:h200")
+    with pytest.raises(InputError, match=r"not an event of this device.*wait_any"):
+        device.stream().wait(other.stream().record())
+    with pytest.raises(InputError, match="None is not an event"):
+        device.stream().wait(None)
+
+
+def test_an_option_that_there_is_not_is_refused_with_those_there_are() -> None:
+    with pytest.raises(InputError, match=r"seeds=.*It has: races, seed, jitter, values"):
+        hl.open_device("sim:h200", seeds=1)
+    with pytest.raises(InputError, match=r"seed=.*It has: races"):
+        hl.open_device("cpu", seed=3)
+    with pytest.raises(InputError, match="why="):
+        hl.open_device("cpu", why="")
+    for number in (5, 0):
+        with pytest.raises(InputError, match=f"device='{number}' is not known"):
+            hl.open_device(number)
+
+
 def test_spans_say_what_happened_in_order(device: Device) -> None:
     stream = device.stream()
     here, there, back = (device.buffer(4096, memory=m) for m in ("pinned", "device", "pinned"))
@@ -341,8 +453,6 @@ def test_spans_say_what_happened_in_order(device: Device) -> None:
 
 
 def test_a_closed_device_says_so() -> None:
-    import heterolab as hl
-
     device = hl.open_device("cpu")
     stream = device.stream()
     device.close()

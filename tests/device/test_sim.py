@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heterolab as hl
-from heterolab.device.base import Buffer, Kernel, Work
+from heterolab.device.base import Buffer, Kernel, Memory, Work
 from heterolab.device.order import RaceWarning
 from heterolab.device.profile import CpuCost, DeviceProfile, Table
 from heterolab.device.sim import SimDevice
@@ -429,7 +429,7 @@ def test_wait_any_charges_its_step_and_its_lateness(device: SimDevice) -> None:
     assert (wait.start_ns, wait.end_ns) == (before + round(H200.waiting.loop_step_ns), host.now())
     until = host.now() + 10**6
     host.wait_any([], until=until)
-    assert host.now() == until + H200.waiting.timer_ns
+    assert host.now() == until + round(H200.waiting.timer_ns)
 
 
 def test_waiting_for_nothing_is_an_error_and_no_hang(device: SimDevice) -> None:
@@ -570,9 +570,57 @@ def test_its_repr_says_that_it_is_simulated_and_why() -> None:
 def test_a_foreign_event_is_refused(device: SimDevice) -> None:
     cpu = hl.open_device("cpu")
     event = cpu.stream().record()
-    with pytest.raises(InputError, match="not an event"):
+    with pytest.raises(InputError, match="not an event of this device"):
         device.stream().wait(event)
     cpu.close()
+
+
+def test_parts_keep_memory_that_holds_no_values() -> None:
+    device = SimDevice.open("h200", values=False)
+    part = device.buffer(8)[0:4]
+    gc.collect()
+    assert device._taken[False] == 32, "a part keeps the whole allocation"
+    del part
+    gc.collect()
+    assert device._taken[False] == 0
+
+
+def test_values_that_this_machine_cannot_hold_are_no_bare_memory_error(
+    device: SimDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def zeros(*args: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "zeros", zeros)
+        with pytest.raises(OutOfDeviceMemory, match=r"80 GiB fits.*cannot hold.*values=False"):
+            device.buffer(80 << 30, "uint8")
+    assert device._taken[False] == 0
+
+
+def test_a_launch_refused_for_want_of_a_cost_has_touched_nothing(device: SimDevice) -> None:
+    there, here = device.buffer(4), device.buffer(4, memory="pinned")
+    unpriced = Kernel("odd", lambda xp, r, w: None, lambda r, w: Work(flops=1.0, dtype="float8"))
+    with pytest.raises(ProfileError, match="float8"):
+        device.stream().launch(unpriced, [], [there])
+    device.stream().copy(here, there)
+
+
+def test_a_refused_pageable_copy_has_touched_nothing(device: SimDevice) -> None:
+    one, two = device.stream(), device.stream()
+    here, there, back = (device.buffer(4, memory=m) for m in ("mapped", "device", "pinned"))
+    here.memory = Memory.PAGEABLE  # written by a kernel, and staged by the host
+    device.order.device_op(one.index, "a kernel", writes=[here])
+    with pytest.raises(RaceError, match="a copy by the host"):
+        two.copy(there, here)
+    one.copy(back, there)
+
+
+@pytest.mark.parametrize("options", [{"jitter": "x"}, {"seed": "x"}, {"seed": [1]}], ids=str)
+def test_noise_is_given_as_numbers(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(InputError, match=f"{name}="):
+        hl.open_device("sim:h200", **options)
 
 
 # -- whatever the program ------------------------------------------------------------------
