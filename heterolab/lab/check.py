@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 from heterolab.device import open_device
 from heterolab.device.base import Device
-from heterolab.errors import InputError
+from heterolab.errors import HeteroLabError, InputError
 from heterolab.lab.messages import text
+from heterolab.view.words import error_in_words
 
 State = Literal["pass", "fail", "inconclusive"]
 _MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
@@ -80,12 +81,21 @@ class Stopped(Exception):
 
 def attempt(function: Any, *args: Any) -> Any:
     """``function(*args)`` of a student; what it raises becomes :class:`Stopped`."""
-    if not callable(function):
-        raise Stopped(text("check.not_callable", value=_short(function)))
+    needs_function(function)
     try:
         return function(*args)
     except (Exception, SystemExit) as error:
-        raise Stopped(text("check.raised", error=_describe(error), line=student_line(error))) from error
+        raise Stopped(_raised(error)) from error
+
+
+def needs_function(value: Any) -> None:
+    """Stop where a student gave something else than a function."""
+    if not callable(value):
+        raise Stopped(text("check.not_callable", value=_short(value)))
+
+
+def _raised(error: BaseException) -> str:
+    return text("check.raised", error=error_in_words(error), line=student_line(error))
 
 
 def student_line(error: BaseException) -> str:
@@ -96,10 +106,6 @@ def student_line(error: BaseException) -> str:
     if not theirs:
         return text("check.call_line")
     return text("check.line", number=theirs[-1].lineno, code=(theirs[-1].line or "").strip())
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _short(value: object) -> str:
@@ -179,7 +185,15 @@ def check(name: str, *answer: Any, on: Device | None = None) -> Verdict:
         raise InputError(f"check({name!r}): there is no such exercise. There are: {', '.join(_HOME)}.")
     module, function = _HOME[name]
     checking: Check = getattr(import_module(module), function)
-    return examine(text("exercise", name=name), checking(on or open_device(), *answer))
+    dev = on or open_device()
+
+    def looking() -> Iterator[Found]:
+        if len(answer) != 1:
+            raise Stopped(text("check.one_answer", name=name, count=len(answer)))
+        attempt(dev.synchronize)  # what an earlier cell left on the device comes out here
+        yield from checking(dev, *answer)
+
+    return examine(text("exercise", name=name), looking())
 
 
 def examine(name: str, checking: Iterator[Found]) -> Verdict:
@@ -192,6 +206,8 @@ def examine(name: str, checking: Iterator[Found]) -> Verdict:
                 break
     except Stopped as stopped:
         found.append(Found(text("check.runs"), str(stopped), "fail"))
+    except HeteroLabError as error:  # e.g. the student closed the device that the check goes on with
+        found.append(Found(text("check.runs"), _raised(error), "fail"))
     states = [one.state for one in found]
     state: State = "fail" if "fail" in states else "inconclusive" if "inconclusive" in states else "pass"
     if not found:

@@ -7,9 +7,11 @@ Being wrong costs nothing. A prediction that you can explain afterwards is what 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from heterolab.lab.messages import text
+from heterolab.view.words import sentence
 
 Value = float | int | str | bool
 
@@ -56,7 +58,7 @@ class Predictions:
         self.locked: dict[str, Prediction] = {}
         self.revealed: dict[str, Reveal] = {}
 
-    def predict(self, id: str, value: Any, because: str = "") -> Prediction:
+    def predict(self, id: str, value: Any, because: Any = "") -> Prediction:
         """Lock `value` for the question `id`; see :func:`predict`."""
         old = self.locked.get(id)
         if old is not None:
@@ -67,9 +69,11 @@ class Predictions:
             return Prediction(id, None, note=text("predict.empty"))
         if not isinstance(value, int | float | str):
             return Prediction(id, None, note=text("predict.type", value=repr(value)))
-        if not because.strip(" .…"):
+        if not isinstance(value, str) and not _is_finite(value):
+            return Prediction(id, None, note=text("predict.finite", value=_show(value)[:20]))
+        if not isinstance(because, str) or not because.strip(" .…"):
             return Prediction(id, None, note=text("predict.why", value=_show(value)))
-        note = text("predict.locked", value=_show(value), because=because.strip())
+        note = text("predict.locked", value=_show(value), because=sentence(because))
         self.locked[id] = Prediction(id, value, because.strip(), note)
         return self.locked[id]
 
@@ -87,7 +91,7 @@ class Predictions:
             else:
                 key = "reveal.above" if ratio > 1 else "reveal.below"
             factor = "" if ratio is None else f"{max(ratio, 1 / ratio):.2f}"
-            shown = {"value": _show(guess.value), "because": guess.because}
+            shown = {"value": _show(guess.value), "because": sentence(guess.because)}
             note = text(key, result=_show(result), factor=factor, **shown)
         self.revealed[id] = Reveal(id, guess.value if guess else None, result, note)
         return self.revealed[id]
@@ -95,15 +99,25 @@ class Predictions:
 
 def _ratio(predicted: Value | None, result: Value) -> float | None:
     numbers = [x for x in (predicted, result) if isinstance(x, int | float) and not isinstance(x, bool)]
-    if len(numbers) < 2 or min(numbers) <= 0:
+    if len(numbers) < 2 or not all(map(_is_finite, numbers)) or min(numbers) <= 0:
         return None
-    return float(result) / float(predicted)  # type: ignore[arg-type]
+    return (float(result) / float(predicted)) or None  # type: ignore[arg-type]
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def _show(value: object) -> str:
-    if isinstance(value, float) and not isinstance(value, bool):
+    if isinstance(value, float):
         return f"{value:.2f}"
-    return str(value)
+    try:
+        return str(value)
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return "…"
 
 
 _mine = Predictions()

@@ -12,6 +12,7 @@ from typing import Any
 import ipywidgets
 import plotly.graph_objects as go
 
+from heterolab.errors import InputError
 from heterolab.lab.messages import text
 from heterolab.view.still import svg
 from heterolab.view.timeline import timeline
@@ -60,6 +61,9 @@ class Table:
     def __init__(self, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         self.head = tuple(head)
         self.rows = tuple(tuple(row) for row in rows)
+        for row in self.rows:
+            if len(row) != len(self.head):
+                raise InputError(f"Table: the row {row!r} has {len(row)} cells, the head {len(self.head)}.")
 
     def __repr__(self) -> str:
         cells = [self.head, *(tuple(map(_cell, row)) for row in self.rows)]

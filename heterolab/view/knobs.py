@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import ipywidgets as widgets
@@ -31,11 +32,9 @@ class Knob:
     """
 
     def __init__(self, name: str, choices: Choices, value: Any = None) -> None:
-        is_range = _is_range(choices)
-        if isinstance(choices, str) or not len(choices) or (is_range and choices[0] >= choices[1]):
-            raise InputError(text("panel.bad_choices", name=name, choices=repr(choices)))
-        self.name, self.is_range = name, is_range
-        self.choices = tuple(choices) if is_range else list(choices)
+        check_choices({name: choices})
+        self.name, self.is_range = name, _is_range(choices)
+        self.choices = tuple(choices) if self.is_range else list(choices)
         value = self.choices[0] if value is None else value
         self.check(value)
         self.widget = self._make(value)
@@ -44,7 +43,7 @@ class Knob:
         common = {"description": self.name, "value": value, "style": {"description_width": "90px"}}
         if self.is_range:
             low, high, *step = self.choices
-            whole = all(isinstance(c, int) for c in self.choices)
+            whole = _is_whole(self.choices)
             kind = widgets.IntSlider if whole else widgets.FloatSlider
             return kind(
                 min=low, max=high, step=step[0] if step else (1 if whole else (high - low) / 20),
@@ -64,7 +63,8 @@ class Knob:
         if not allowed(self.choices, value):
             shown = ", ".join(map(repr, self.choices))
             if self.is_range:
-                shown = text("panel.range", low=self.choices[0], high=self.choices[1])
+                key = "panel.whole_range" if _is_whole(self.choices) else "panel.range"
+                shown = text(key, low=self.choices[0], high=self.choices[1])
             raise InputError(text("panel.bad_value", name=self.name, value=repr(value), choices=shown))
 
 
@@ -124,15 +124,32 @@ class Knobs:
             self._moved()
 
 
+def check_choices(knobs: Mapping[str, Choices]) -> None:
+    """Refuse what is neither a list of values nor a range with a step that fits into it."""
+    for name, choices in knobs.items():
+        shown = {"name": name, "choices": repr(choices)}
+        listed = isinstance(choices, Sequence) and not isinstance(choices, str | bytes) and len(choices)
+        if not listed or (_is_range(choices) and not choices[0] < choices[1] < inf):
+            raise InputError(text("panel.bad_choices", **shown))
+        if _is_range(choices) and len(choices) == 3 and not 0 < choices[2] <= choices[1] - choices[0]:
+            raise InputError(text("panel.bad_step", **shown))
+
+
 def allowed(choices: Choices, value: Any) -> bool:
     """Whether a knob with these choices can stand at `value`."""
     if _is_range(choices):
-        return _is_number(value) and bool(choices[0] <= value <= choices[1])
+        fits = _is_number(value) and choices[0] <= value <= choices[1]
+        return fits and (not _is_whole(choices) or value == int(value))
     return any(value == choice and type(value) is type(choice) for choice in choices)
 
 
 def _is_range(choices: Choices) -> bool:
     return isinstance(choices, tuple) and 2 <= len(choices) <= 3 and all(map(_is_number, choices))
+
+
+def _is_whole(choices: Choices) -> bool:
+    """Whether a range is one of whole numbers: its slider knows no others."""
+    return all(isinstance(choice, int) for choice in choices)
 
 
 def _is_number(value: Any) -> bool:

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from html import escape
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
@@ -26,10 +27,10 @@ import plotly.graph_objects as go
 from heterolab.errors import HeteroLabError, InputError
 from heterolab.trace.trace import Trace
 from heterolab.view.catalogue import text
-from heterolab.view.knobs import Choices, Knobs, allowed, arguments
+from heterolab.view.knobs import Choices, Knobs, allowed, arguments, check_choices
 from heterolab.view.still import svg
 from heterolab.view.timeline import Lanes, timeline
-from heterolab.view.words import describe, diagnosis, figures, table, trace_of
+from heterolab.view.words import describe, diagnosis, error_in_words, figures, table, trace_of
 
 if TYPE_CHECKING:
     from heterolab.device.base import Device
@@ -319,7 +320,7 @@ class Picture:
 
 def explain_error(error: Exception) -> str:
     """An error in a line; where it came from code outside this package, that code's line too."""
-    told = str(error) if isinstance(error, HeteroLabError) else f"{type(error).__name__}: {error}"
+    told = error_in_words(error)
     theirs = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -328,7 +329,7 @@ def explain_error(error: Exception) -> str:
     if isinstance(error, HeteroLabError) or not theirs:
         return told
     line = text("panel.error_line", number=theirs[-1].lineno, code=theirs[-1].line or "")
-    return f"{told}. {line}"
+    return f"{told} {line}"
 
 
 def pipeline_panel(
@@ -350,6 +351,11 @@ def pipeline_panel(
     """
     from heterolab.pipeline.pipeline import Pipeline
 
+    check_choices(knobs)
+    known = [name for name in signature(Pipeline).parameters if name != "model"]
+    for name in (*knobs, *fixed):
+        if name not in known:
+            raise InputError(text("panel.unknown_setting", name=name, names=", ".join(known)))
     start = {name: fixed.pop(name) for name in list(fixed) if name in knobs}
 
     def make(**values: Any) -> Pipeline:

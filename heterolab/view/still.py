@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 import numpy as np
 
 from heterolab.trace import metrics
-from heterolab.view.colours import COLOURS
+from heterolab.view.colours import COLOURS, drawn_as
 from heterolab.view.words import describe, duration, lane_name, trace_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def svg(shown: Shown) -> str:
 
 def _bars(trace: Trace, group: str, kind: str, y: int) -> list[str]:
     """Spans of a kind in a lane, joined where they would touch at this width."""
-    mask = metrics.on_lane(trace, group) & (trace["kind"] == kind)
+    mask = metrics.on_lane(trace, group) & (drawn_as(trace["kind"]) == kind)
     scale = (WIDTH - LEFT - 4) / max(trace.end_ns, 1)
     start = np.floor(trace["start_ns"][mask] * scale).astype(np.int64)
     end = np.maximum(np.ceil(trace["end_ns"][mask] * scale).astype(np.int64), start + 1)

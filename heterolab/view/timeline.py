@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from heterolab.trace import metrics
 from heterolab.trace.trace import DEFAULT_STREAM, KERNEL, NONE, Span, Trace
 from heterolab.view.catalogue import text
-from heterolab.view.colours import COLOURS, EDGES
+from heterolab.view.colours import COLOURS, EDGES, drawn_as
 from heterolab.view.page import page
-from heterolab.view.words import Description, describe, duration, lane_name, size, trace_of
+from heterolab.view.words import Description, describe, duration, kind_name, lane_name, size, trace_of
 
 if TYPE_CHECKING:
     from heterolab.view.words import Shown
@@ -92,7 +92,7 @@ def timeline(
     figure.add_trace(_hover_points(placed, unit_ns, longest))
     for one, top in zip(placed, tops, strict=True):
         _stamp(figure, one.trace, top)
-        if bound and len(one.trace):
+        if bound and metrics.lanes_bound_ns(one.trace):
             _draw_bound(figure, one, top, unit_ns)
     rows = [row for one in placed for row in one.rows]
     _lay_out(
@@ -206,7 +206,7 @@ def _bars(kind: str, placed: list[Placed], unit_ns: float) -> go.Scatter:
     """All spans of one kind, as rectangles in one path with gaps."""
     xs, ys = [], []
     for one in placed:
-        mask = one.trace["kind"] == kind
+        mask = drawn_as(one.trace["kind"]) == kind
         start, end = one.trace["start_ns"][mask] / unit_ns, one.trace["end_ns"][mask] / unit_ns
         low, high = (one.y - one.height / 2)[mask], (one.y + one.height / 2)[mask]
         gap = np.full(len(start), np.nan)
@@ -222,7 +222,7 @@ def _bars(kind: str, placed: list[Placed], unit_ns: float) -> go.Scatter:
         fillcolor=COLOURS[kind],
         # The edge keeps spans apart that touch, and visible where they are narrower than a pixel.
         line={"color": EDGES[kind], "width": 0.7},
-        name=text(f"kind.{kind}"),
+        name=kind_name(kind),
         showlegend=bool(len(x)),
         hoverinfo="skip",
     )
@@ -264,7 +264,7 @@ def _longest(trace: Trace, count: int) -> NDArray[np.bool_]:
 
 def card(span: Span) -> str:
     """What the hover card says of a span, as plotly's HTML; names are escaped."""
-    head = [f"<b>{escape(span.name)}</b>", text(f"kind.{span.kind}"), text("timeline.op", op=span.op)]
+    head = [f"<b>{escape(span.name)}</b>", escape(kind_name(span.kind)), text("timeline.op", op=span.op)]
     if span.batch != NONE:
         head.append(text("timeline.batch", batch=span.batch))
     length = span.end_ns - span.start_ns

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from heterolab.errors import HeteroLabError
 from heterolab.trace import metrics
-from heterolab.trace.trace import Trace
+from heterolab.trace.trace import DEVICE_KINDS, Trace
 from heterolab.view.catalogue import text
+from heterolab.view.colours import COLOURS
 
 if TYPE_CHECKING:
     from heterolab.pipeline.run import Run
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 #: From so much of the time on, a lane is what limits; below the other, none is.
 LIMITS, WAITS = 0.8, 0.5
+
+#: The lanes and groups that have a name in words.
+LANES = (*metrics.GROUPS, "host", "h2d", "d2h")
 
 Rows = list[tuple[str, str]]
 
@@ -64,8 +69,27 @@ def size(count: int) -> str:
 
 
 def lane_name(lane: str) -> str:
-    """A lane in words; workers keep their own name."""
-    return lane if lane.startswith("worker") else text(f"lane.{lane}")
+    """A lane in words; workers, and lanes that this version does not know, keep their own name."""
+    return text(f"lane.{lane}") if lane in LANES else lane
+
+
+def kind_name(kind: str) -> str:
+    """A span's kind in words; one that this version does not know keeps its own name."""
+    return text(f"kind.{kind}") if kind in COLOURS else kind
+
+
+def sentence(words: str) -> str:
+    """`words` with a full stop, unless they end a sentence already."""
+    words = words.strip()
+    return words if not words or words[-1] in ".!?…" else f"{words}."
+
+
+def error_in_words(error: BaseException) -> str:
+    """An error as sentences, with its notes: they say which kernel failed, and where. Our own
+    errors speak for themselves; of others the type is told."""
+    told = str(error) if isinstance(error, HeteroLabError) else f"{type(error).__name__}: {error}"
+    notes = [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
+    return " ".join(sentence(part.rstrip(": ")) for part in (told, *notes))
 
 
 def cause_name(cause: str) -> str:
@@ -142,6 +166,8 @@ def diagnosis(shown: Shown) -> str:
         return text("diagnosis.nothing")
     card = metrics.balance_card(shown)
     told = {"lane": lane_name(card.lane), "share": share(card.share, 1), "group": text(f"lane.{card.limits}")}
+    if not card.share:
+        return text("describe.no_work")
     causes = metrics.gpu_idle_by_cause(trace)
     if card.share >= LIMITS or not causes:
         return text("diagnosis.limited", **told)
@@ -157,7 +183,9 @@ def sentences(shown: Shown) -> list[str]:
         return [text("diagnosis.nothing")]
     told = {"stamp": trace.stamp, "wall": duration(wall)}
     if isinstance(shown, Trace):
-        first = text("describe.trace", spans=len(trace), **told)
+        count = len(trace.kind(*DEVICE_KINDS))
+        key = {0: "describe.trace_none", 1: "describe.trace_one"}.get(count, "describe.trace")
+        first = text(key, count=count, **told)
     else:
         throughput = digits(metrics.throughput_per_s(shown))
         first = text("describe.run", answers=len(shown.answers), throughput=throughput, **told)
@@ -169,7 +197,10 @@ def sentences(shown: Shown) -> list[str]:
         part = share(sum(causes.values()), wall)
         idle = text("describe.idle", idle=part, cause=cause_name(next(iter(causes))))
     card = metrics.balance_card(trace)
-    bound = text("describe.bound", lane=lane_name(card.lane), time=duration(metrics.lanes_bound_ns(trace)))
+    least_ns = metrics.lanes_bound_ns(trace)
+    bound = text("describe.bound", lane=lane_name(card.lane), time=duration(least_ns))
+    if not least_ns:
+        bound = text("describe.no_work")
     return [first, text("describe.busy", **busy), text("describe.overlap", **both), idle, bound]
 
 

@@ -161,12 +161,13 @@ lab.show(traces["pinned", 2], "two tasks, pinned, two streams", bound=True)
 #
 # Now a job with three equal lanes: copy in, compute, copy out.
 # The kernel does `k` rounds of a random-number step on each element.
-# The next cell finds the `k` for which the kernel takes as long as one copy, on your device.
+# The next cell finds the `k` for which the kernel takes as long as one copy, on your device,
+# and shows `k` and the job.
 
 # %% name="balance"
 k = streams.balanced_rounds(dev)
 job = streams.job(dev, rounds(k))
-job
+k, job
 
 # %% [markdown] name="piece-text"
 # One stream runs the three one after the other.
@@ -319,11 +320,13 @@ lab.check("03-1", overlap, on=dev)
 # %% [markdown] name="exercise-2-text" part="core" minutes=4
 # ## Exercise 2 · Repair four programs
 #
-# None of these four runs much faster than in one piece. For each one, find the cause.
+# Each of these four stays far from the speed-up that you saw. For each one, find the cause.
 # The causes are `"pageable"`, `"default stream"`, `"sync"`, `"one chunk"` and `"cannot"`.
 # Then change **one** statement so that it overlaps. For one program nothing can help: leave it.
 #
-# *Default stream* means: work on it waits for all ordinary streams, and they wait for it.
+# The *default stream* waits for all blocking streams, and they wait for it.
+# `dev.streams(n)` makes streams that do neither. `non_blocking=False` below makes blocking ones,
+# as a plain `cudaStreamCreate` does.
 
 
 # %% name="program-a"

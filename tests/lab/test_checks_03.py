@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import heterolab as hl
-from heterolab.device.base import Device, Stream
+from heterolab.device.base import Device, Kernel, Stream
 from heterolab.lab import broken, streams
 from heterolab.lab.check import check
 from heterolab.lab.streams import Job, Sum
@@ -45,6 +45,7 @@ def in_three_loops(dev: Device, job: Job, chunks: int, queues: Queues) -> None:
         queue.launch(job.kernel, reads=[job.d[part]], writes=[job.d[part]])
     for queue, part in parts:
         queue.copy(job.h_out[part], job.d[part])
+    dev.synchronize()
 
 
 def in_rounds(dev: Device, job: Job, chunks: int, queues: Queues) -> None:
@@ -58,6 +59,7 @@ def in_rounds(dev: Device, job: Job, chunks: int, queues: Queues) -> None:
             queue.launch(job.kernel, reads=[job.d[part]], writes=[job.d[part]])
         for queue, part in dealt:
             queue.copy(job.h_out[part], job.d[part])
+    dev.synchronize()
 
 
 def nothing(dev: Device, job: Job, chunks: int, queues: Queues) -> None: ...
@@ -143,6 +145,31 @@ def waits_each_time(dev: Device, job: Job, chunks: int, queues: Queues) -> None:
         queue.synchronize()
 
 
+def waits_not_at_all(dev: Device, job: Job, chunks: int, queues: Queues) -> None:
+    for i, part in enumerate(job.parts(chunks)):
+        queue, d = queues[i % len(queues)], job.d[part]
+        queue.copy(d, job.h_in[part])
+        queue.launch(job.kernel, reads=[d], writes=[d])
+        queue.copy(job.h_out[part], d)
+
+
+def waits_twice(dev: Device, job: Job, chunks: int, queues: Queues) -> None:
+    right(dev, job, chunks, queues)
+    dev.synchronize()
+
+
+def fail(xp: Any, reads: Any, writes: Any) -> None:
+    raise ValueError("no such shape")
+
+
+FAILING = Kernel("failing", fail, empty().work)
+
+
+def fails_unnoticed(dev: Device, job: Job, chunks: int, queues: Queues) -> None:
+    """Its kernel raises, and it never waits: the error comes out after it has returned."""
+    queues[0].launch(FAILING, reads=[job.d], writes=[job.d])
+
+
 def one_after_the_other(dev: Device, job: Job, chunks: int, queues: Queues) -> None:
     """Every chunk waits for the one before, through an event."""
     before = None
@@ -154,6 +181,7 @@ def one_after_the_other(dev: Device, job: Job, chunks: int, queues: Queues) -> N
         queue.launch(job.kernel, reads=[d], writes=[d])
         queue.copy(job.h_out[part], d)
         before = queue.record()
+    dev.synchronize()
 
 
 def unordered(dev: Device, job: Job, chunks: int, queues: Queues) -> None:
@@ -187,9 +215,12 @@ WRONG = {
     empty_kernel: "You launched empty",
     kernel_twice: "covered 200%",
     kernel_after_the_copy_back: "first in element",
-    one_piece: "you launched 1 kernels",
+    one_piece: "you launched kernels: 1",
     one_stream: "your work ran on 1",
-    waits_each_time: "The host waited for the device",
+    waits_each_time: "The host waited for the device 8 times",
+    waits_twice: "The host waited for the device 2 times",
+    waits_not_at_all: "returns before the result is there",
+    fails_unnoticed: "In the kernel 'failing' on stream",
     one_after_the_other: "which lane waits",
     in_three_loops: "which lane waits",
     unordered: "The missing event",
@@ -217,6 +248,40 @@ def test_on_a_cpu_the_work_is_checked_and_the_time_is_not() -> None:
         assert check("03-1", not_back, on=with_cpu).state == "fail"
     finally:
         with_cpu.close()
+
+
+def closes(dev: Device, *rest: Any) -> None:
+    dev.close()
+
+
+def fails_in_a_sum(dev: Device, tasks: list[Sum], queues: Queues) -> None:
+    queues[0].launch(FAILING, reads=[tasks[0].d_a], writes=[tasks[0].d_c])
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "said"),
+    [
+        ("03-1", fails_unnoticed, "ValueError: no such shape. In the kernel 'failing' on stream"),
+        ("03-3", fails_in_a_sum, "ValueError: no such shape. In the kernel 'failing' on stream"),
+        ("03-1", closes, "closed"),
+        ("03-3", closes, "closed"),
+    ],
+)
+def test_errors_that_come_out_late_are_verdicts_too(name: str, answer: Callable[..., Any], said: str) -> None:
+    with_cpu = hl.open_device("cpu")
+    try:
+        verdict = check(name, answer, on=with_cpu)
+    finally:
+        with_cpu.close()
+    assert verdict.state == "fail"
+    assert said in verdict.problem
+    assert ". Look at line" in verdict.problem or ". No line of your cell" in verdict.problem
+
+
+def test_a_closed_device_is_a_verdict() -> None:
+    with_cpu = hl.open_device("cpu")
+    with_cpu.close()
+    assert "closed" in check("03-2", {}, on=with_cpu).problem
 
 
 # -- exercise 2 --------------------------------------------------------------------------------
@@ -324,6 +389,12 @@ def test_wrong_repairs_are_told_what_is_wrong(device: str, change: dict[str, Any
     assert said in " ".join(repr(verdict).split()), verdict
 
 
+@pytest.mark.parametrize("answers", [(), (1, 2)])
+def test_an_answer_too_few_or_too_many_is_said(answers: tuple[int, ...]) -> None:
+    verdict = check("03-2", *answers, on=hl.open_device("sim:h200"))
+    assert f"got {len(answers)}" in verdict.problem
+
+
 @pytest.mark.parametrize("answers", [None, [], 3, {}])
 def test_no_answers_is_said(answers: object) -> None:
     verdict = check("03-2", answers, on=hl.open_device("sim:h200"))
@@ -399,7 +470,7 @@ WRONG_SUMS = {
     without_the_way_back: "0 arrays came back",
     without_waiting: "returns while copies are under way",
     b_too_late: "2 of 2 sums are wrong",
-    one_queue: "your work ran on 1",
+    one_queue: "Your work ran on 1 of the two streams",
     one_task: "2 arrays went to the device",
 }
 

@@ -26,7 +26,13 @@ def test_the_first_prediction_counts(mine: Predictions) -> None:
         (..., "why not", "put your prediction"),
         (1.5, "", "needs a reason"),
         (1.5, "…", "needs a reason"),
+        (1.5, ..., "needs a reason"),
+        (1.5, None, "needs a reason"),
         ([1, 2], "a list", "neither a number nor a word"),
+        (float("inf"), "a lot", "no number to compare with"),
+        (float("nan"), "who knows", "no number to compare with"),
+        (10**400, "a lot", "no number to compare with"),
+        pytest.param(10**5000, "a lot", "no number to compare with", id="too long to write"),
     ],
 )
 def test_what_cannot_be_locked_is_said_and_can_be_mended(
@@ -59,3 +65,9 @@ def test_reveal_puts_both_side_by_side(
 
 def test_reveal_without_a_prediction_says_so(mine: Predictions) -> None:
     assert "no prediction" in repr(mine.reveal("q", 2.0))
+
+
+@pytest.mark.parametrize("result", [float("inf"), float("nan"), 10**400, 1e-320])
+def test_any_result_can_be_revealed(mine: Predictions, result: float) -> None:
+    mine.predict("q", 1e300, "it is a lot")
+    assert "because it is a lot. Result:" in repr(mine.reveal("q", result))

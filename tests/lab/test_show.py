@@ -137,3 +137,8 @@ def test_a_decision_becomes_a_row_with_its_card(trace: Trace) -> None:
     assert "link" in repr(row)
     assert "no decision yet" in repr(decide("98", "…", trace))
     assert [r.lab for r in report.rows()][-2:] == ["98", "99"]
+
+
+def test_a_row_that_does_not_fit_its_head_is_refused() -> None:
+    with pytest.raises(InputError, match=r"\(1, 2\) has 2 cells, the head 1"):
+        Table(["a"], [(1, 2)])

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 from made_by_hand import EVIL, run, trace
 
+import heterolab as hl
 from heterolab.errors import InputError
-from heterolab.view.panel import Panel
+from heterolab.view.panel import Panel, explain_error
 
 
 def scaled(batch=1, memory="pinned"):
@@ -96,11 +97,34 @@ def test_a_range_is_a_slider():
 
 
 @pytest.mark.parametrize(
-    "knobs", [{}, {name: [1] for name in "abcd"}, {"a": []}, {"a": (3, 1)}, {"a": "xyz"}]
+    "knobs",
+    [
+        *({}, {name: [1] for name in "abcd"}, {"a": []}, {"a": (3, 1)}, {"a": "xyz"}, {"a": 8}),
+        *({"a": (1, 8, step)} for step in (64, 0, -1)),
+        {"a": (0, float("inf"))},
+        {"a": (0.0, float("nan"))},
+    ],
 )
 def test_knobs_that_make_no_sense_are_refused(knobs):
     with pytest.raises(InputError):
         Panel(lambda **_: scaled(), knobs=knobs)
+
+
+@pytest.mark.parametrize(("choices", "value"), [((1, 8), 2.5), ((0, 5), 0.5)])
+def test_a_range_of_whole_numbers_rounds_nothing(choices, value):
+    panel = Panel(lambda knob: scaled(), knobs={"knob": choices})
+    with pytest.raises(InputError, match=rf"{value}.*whole numbers"):
+        panel.set(knob=value)
+    assert panel.settings == {"knob": choices[0]}
+    assert panel.set(knob=4.0).settings == {"knob": 4}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"), [({"batch": 8}, "batch needs values"), ({"bacth": [1, 2]}, "bacth.*batch, streams")]
+)
+def test_a_pipeline_panel_refuses_knobs_that_are_none(knobs, said):
+    with pytest.raises(InputError, match=said):
+        hl.pipeline_panel(None, None, on=None, knobs=knobs)
 
 
 def test_a_start_that_is_no_choice_is_refused():
@@ -113,6 +137,12 @@ def test_reset_restores_the_preset():
     panel.set(batch=4, memory="pageable")
     panel._reset_button.click()
     assert panel.settings == {"batch": 2, "memory": "pinned"}
+
+
+def test_an_error_ends_in_one_full_stop_and_keeps_its_notes():
+    error = ValueError("too much.")
+    error.add_note("In the kernel 'k'.")
+    assert explain_error(error) == "ValueError: too much. In the kernel 'k'."
 
 
 def failing(batch):

@@ -12,6 +12,7 @@ from made_by_hand import EVIL, run, trace
 from heterolab.pipeline.run import Run
 from heterolab.trace.trace import Span, Trace
 from heterolab.view.colours import COLOURS
+from heterolab.view.still import svg
 from heterolab.view.timeline import MOST_CARDS, compare, save_html, timeline
 
 
@@ -107,7 +108,7 @@ def test_a_long_run_can_be_cut_to_its_end():
 def test_ten_thousand_spans_are_eight_plotly_traces():
     spans = [Span(i, "kernel", "k", "gpu", 0, 0, 0, 10 * i, 10 * i + 9) for i in range(10_000)]
     figure = timeline(Trace.from_spans(spans, "simulated", "x"))
-    assert len(figure.data) == 8
+    assert len(figure.data) == 9
     assert figure.data[list(COLOURS).index("kernel")].x.dtype == np.float32
     assert len(figure.data[-1].text) == MOST_CARDS
     assert not figure.layout.shapes
@@ -171,3 +172,15 @@ def test_a_page_of_very_many_requests_says_how_many_it_left_out(tmp_path):
         one.trace,
     )
     assert "and 100 more" in save_html(many, tmp_path / "t.html").read_text(encoding="utf-8")
+
+
+def test_a_kind_and_a_lane_that_are_unknown_are_drawn_under_their_own_names():
+    spans = [*trace(), Span(99, "zzz", "odd", "npu", 0, 0, 0, 0, 5000)]
+    odd = Trace.from_spans(spans, "simulated", "a GPU on paper")
+    figure = timeline(odd, lanes="all", bound=True)
+    drawn = figure.data[list(COLOURS).index("other")]
+    assert drawn.showlegend
+    assert max(drawn.x[:4]) == 5
+    assert any("zzz" in card for card in figure.data[-1].text)
+    assert "npu" in figure.layout.yaxis.ticktext
+    assert COLOURS["other"] in svg(odd)

@@ -104,3 +104,16 @@ def test_the_still_picture_is_valid_svg_with_the_sentences_and_no_live_names():
 def test_the_still_picture_stays_small_however_many_spans_there_are():
     spans = [Span(i, "kernel", "k", "gpu", 0, 0, 0, 10 * i, 10 * i + 9) for i in range(20_000)]
     assert len(svg(Trace.from_spans(spans, "simulated", "x"))) < 100_000
+
+
+def test_a_trace_counts_copies_and_kernels_and_not_calls():
+    assert "6 copies and kernels took" in describe(trace()).alt
+    assert "one copy or kernel took" in describe(trace().where(trace()["op"] == 4)).alt
+
+
+def test_a_trace_without_work_promises_no_bound():
+    held = Span(0, "sync", "synchronize", "host", 0, 0, 0, 0, 900)
+    alt = describe(Trace.from_spans([held], "simulated", "a GPU on paper")).alt
+    assert "no copy and no kernel" in alt
+    assert "No lane did any work" in alt
+    assert "for 0 ns" not in alt
