@@ -195,7 +195,7 @@ lab.beside(runs, "streams")
 # Watch *GPU at work* and the *busiest lane*: does the lane ever change?
 
 # %% name="panel"
-knobs = {"batch": [8, 32, 64], "streams": [1, 2, 4, 8], "chunk": [8, 32, 64]}
+knobs = {"batch": [1, 8, 32, 64], "streams": [1, 2, 4, 8], "chunk": [8, 32, 64]}
 hl.pipeline_panel(enc, load, on=dev, knobs=knobs, batch=8, streams=2, chunk=32)
 
 # %% [markdown] name="card-text"
