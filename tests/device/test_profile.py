@@ -142,7 +142,7 @@ def test_a_file_that_is_no_profile(tmp_path: Path, content: bytes) -> None:
 
 
 def test_an_unknown_name_lists_those_there_are() -> None:
-    with pytest.raises(ProfileError, match=r"'h300'.*a100, h200, t4"):
+    with pytest.raises(ProfileError, match=r"'h300'.*a100, cpu, h200, t4"):
         DeviceProfile.load("h300")
 
 
