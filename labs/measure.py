@@ -91,7 +91,7 @@ def table(report: dict[str, Any]) -> str:
         f"Requests per second through the five stages on an {report['device']} ({report['date']}; {knobs}; "
         f"eager CuPy; median of {report['rounds']} interleaved rounds), and what the simulator said:",
         "",
-        "| what crosses the link | pageable | pinned | pinned over pageable | predicted, pinned | GPU lane taken |",
+        "| over the link | pageable | pinned | pinned over pageable | predicted, pinned | GPU lane taken |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for what, words in names.items():
