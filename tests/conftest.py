@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,6 +50,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu-report", help="write the result of the run, with the GPU's provenance, here")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_interrupts() -> None:
+    """A shell's background job inherits that Ctrl-C is ignored; the tests of Ctrl-C need it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
