@@ -29,7 +29,7 @@ def errors_here(path: Path) -> list[float]:
     try:
         for knobs in SETTINGS:
             predicted = hl.Pipeline(encoder, **knobs).run(load, on=hl.open_device(f"sim:{path}"))
-            measured = [hl.Pipeline(encoder, **knobs).run(load, on=real).wall_ns for _ in range(3)]
+            measured = [hl.Pipeline(encoder, **knobs).run(load, on=real).wall_ns for _ in range(5)]
             errors.append(abs(predicted.wall_ns / median(measured) - 1))
             print(knobs, f"predicted {predicted.wall_ns:,} ns, measured {median(measured):,} ns")
     finally:
@@ -39,6 +39,4 @@ def errors_here(path: Path) -> list[float]:
 
 def test_predicted_walls_are_within_ten_percent_of_measured_ones(tmp_path) -> None:
     errors = errors_here(tmp_path / "here.json")
-    if median(errors) > 0.10:  # something else was running: calibration and runs, once more
-        errors = errors_here(tmp_path / "here.json")
     assert median(errors) <= 0.10, [f"{error:.0%}" for error in errors]

@@ -393,22 +393,26 @@ class Device(ABC):
     values: bool = True
     order: Order | None
     default_stream: Stream
-    _shared: list[Stream] | None = None
 
     @abstractmethod
     def stream(self, non_blocking: bool = True) -> Stream:
         """A new stream. A blocking one synchronises with the legacy default stream."""
 
-    def streams(self, count: int) -> list[Stream]:
-        """`count` non-blocking streams, the same ones at every call: a device has a limited
-        number, and work that comes again and again must not use them up."""
+    @cached_property
+    def kept(self) -> dict[Any, Any]:
+        """What was made for this device and will be wanted again, such as a model's kernels. It
+        lives with the device, so that a device nobody uses any more can go, and all with it."""
+        return {}
+
+    def streams(self, count: int, non_blocking: bool = True) -> list[Stream]:
+        """`count` streams, the same ones at every call: a device has a limited number, and work
+        that comes again and again must not use them up."""
         if not isinstance(count, int) or count < 0:
             raise InputError(f"streams({count!r}): give the number of streams, 1 or more.")
-        if self._shared is None:
-            self._shared = []
-        while len(self._shared) < count:
-            self._shared.append(self.stream())
-        return self._shared[:count]
+        made: list[Stream] = self.kept.setdefault(("streams", non_blocking), [])
+        while len(made) < count:
+            made.append(self.stream(non_blocking))
+        return made[:count]
 
     @abstractmethod
     def buffer(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +29,6 @@ PIECE = 1 << 20
 MOST_ROUNDS = 1 << 17
 
 Program = Callable[..., Any]
-
-_blocking: WeakKeyDictionary[Device, list[Stream]] = WeakKeyDictionary()
 
 
 def job_mib(dev: Device) -> int:
@@ -189,12 +186,7 @@ def timed(dev: Device, program: Program, *args: Any) -> Trace:
 
 def queues(dev: Device, count: int, non_blocking: bool = True) -> list[Stream]:
     """`count` streams of `dev`, the same ones each time; blocking ones wait for the default stream."""
-    if non_blocking:
-        return dev.streams(count)
-    made = _blocking.setdefault(dev, [])
-    while len(made) < count:
-        made.append(dev.stream(non_blocking=False))
-    return made[:count]
+    return dev.streams(count, non_blocking)
 
 
 def in_chunks(dev: Device, job: Job, chunks: int, queues: Sequence[Stream]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
@@ -57,7 +56,6 @@ class Encoder:
         self.max_tokens = max_tokens
         self.untrained_because = loaded.untrained_because
         self.arrays = minilm.arrange(loaded.arrays)
-        self._on: weakref.WeakKeyDictionary[Device, EncoderKernels] = weakref.WeakKeyDictionary()
         self._remembered = _Memory(MEMORY_BYTES)
 
     @property
@@ -87,9 +85,10 @@ class Encoder:
 
     def on(self, device: Device) -> EncoderKernels:
         """The kernels on `device`; the weights are uploaded once a device."""
-        if device not in self._on:
-            self._on[device] = EncoderKernels(self, device.upload, self._remembered)
-        return self._on[device]
+        if self not in device.kept:
+            device.kept[self] = EncoderKernels(self, device.upload, self._remembered)
+        kernels: EncoderKernels = device.kept[self]
+        return kernels
 
     def __repr__(self) -> str:
         state = "" if self.trained else f", untrained: {self.untrained_because}"

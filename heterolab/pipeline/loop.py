@@ -14,9 +14,9 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
-from heterolab.device.base import Device, Event, Host, Memory, Wait
+from heterolab.device.base import Device, Event, Memory, Wait
 from heterolab.errors import InputError, StalledError
 from heterolab.pipeline.batch import Batch, Batcher
 from heterolab.pipeline.hooks import Hooks
@@ -37,23 +37,21 @@ LIVE_NS = 100_000_000
 #: So many waits in a row that bring nothing mean that the loop would spin for ever.
 MAX_FRUITLESS_WAITS = 1_000
 
-
-#: The loop that a host runs, while it does: one at a time, or their spans would mix.
-_serving: WeakKeyDictionary[Host, Loop] = WeakKeyDictionary()
+#: The loops that have begun. A host runs one at a time, or their spans would mix.
+_begun: WeakSet[Loop] = WeakSet()
 
 
 class Loop:
-    """One run of a pipeline. `step` until it returns False, then `finish`."""
+    """One run of a pipeline. `step` until it returns False, then `finish`.
 
-    over: bool
+    Attributes
+    ----------
+    over
+        Whether it has ended, well or not: its host may then run another.
+    """
 
     def __init__(self, pipeline: Pipeline, load: Load, device: Device, live: bool = False) -> None:
-        before = _serving.get(device.host)
-        if before is not None and not before.over:
-            raise InputError(
-                f"{device.name} serves a run already. Stop that one first (live.stop()), "
-                "or open another device."
-            )
+        _refuse_a_second(device)
         self.over = False
         self.pipeline, self.settings = pipeline, pipeline.settings
         self.device, self.host = device, device.host
@@ -85,7 +83,7 @@ class Loop:
         self.origin_ns = self.host.now()
         self.hooks = Hooks(pipeline.hooks, self.host, self.origin_ns)
         self.live = live
-        _serving[self.host] = self
+        _begun.add(self)
         self.collected_ns = self.origin_ns
 
     # -- the loop ----------------------------------------------------------------------
@@ -328,4 +326,12 @@ class Loop:
             trace,
             tuple(unserved),
             tuple(self.hooks.errors),
+        )
+
+
+def _refuse_a_second(device: Device) -> None:
+    """Raise where the device's host runs a loop already."""
+    if any(loop.host is device.host and not loop.over for loop in tuple(_begun)):
+        raise InputError(
+            f"{device.name} serves a run already. Stop that one first (live.stop()), or open another device."
         )

@@ -30,6 +30,7 @@ class Plain:
 
     def __init__(self, convert: Any = lambda array: array) -> None:
         self._convert, self.uploads = convert, 0
+        self.kept: dict[Any, Any] = {}
 
     def upload(self, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
         self.uploads += 1

@@ -1,7 +1,9 @@
 """The whole pipeline, the same tests on every device there is."""
 
+import gc
 import json
 import signal
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -273,6 +275,15 @@ def test_a_device_serves_one_run_at_a_time(real_device, encoder) -> None:
         pipe.run(hl.closed_loop(n=2, in_flight=2), on=real_device)
     live.stop()
     assert len(pipe.run(hl.closed_loop(n=2, in_flight=2), on=real_device).answers) == 2
+
+
+def test_a_device_that_ran_a_pipeline_can_be_forgotten(encoder) -> None:
+    dev = hl.open_device("sim:h200")
+    hl.Pipeline(encoder, batch=2).run(hl.closed_loop(n=2, in_flight=2), on=dev)
+    host = weakref.ref(dev.host)
+    del dev
+    gc.collect()
+    assert host() is None
 
 
 def test_what_is_no_device_or_no_load_is_refused(device, encoder) -> None:
