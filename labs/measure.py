@@ -96,13 +96,15 @@ def table(report: dict[str, Any]) -> str:
     ]
     for what, words in names.items():
         pageable, pinned = report["rows"][f"{what} pageable"], report["rows"][f"{what} pinned"]
+        gain = "× {median:.2f} ({p10:.2f}–{p90:.2f})".format_map(pinned["over_pageable"])
         lines.append(
             f"| {words} | {pageable['throughput_per_s']['median']:,.0f} | "
-            f"{pinned['throughput_per_s']['median']:,.0f} | × {pinned['over_pageable']['median']:.2f} | "
+            f"{pinned['throughput_per_s']['median']:,.0f} | {gain} | "
             f"{pinned['predicted_per_s']:,.0f} | {pinned['gpu_busy']['median']:.0%} |"
         )
     lines += [
         "",
+        "In brackets the 10th and 90th percentile of single rounds: a host's speed wanders. "
         "The GPU lane counts as taken from a pass's first kernel to its last, waiting for launches included. "
         "For pictures the simulator is too fast; why has not been established.",
         "",
