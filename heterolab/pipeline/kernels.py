@@ -49,6 +49,9 @@ def run_kernels(
 
 #: Threads of a block. The block reductions below need a power of two.
 THREADS = 128
+#: Top-k's: the most a block can have. A thread that looks at one row of the knowledge base waits
+#: for memory 24 times; with 128 threads it was six rows, one after the other, and six times as long.
+TOP_K_THREADS = 1024
 MAX_K = 8
 
 
@@ -267,15 +270,15 @@ __device__ bool better(float score, int row, float other_score, int other_row)
 
 // One block a text. Each thread keeps the k best of the rows it looked at; then the block
 // picks the best of all threads' best, k times.
-extern "C" __global__
+extern "C" __global__ __launch_bounds__(1024)  // registers for 1,024 threads
 void top_k(const float* vectors,        // (batch, dim), length 1
            const float* known,          // (dim, n): column r is row r of the knowledge base
            float* result,               // (batch, 2, k): row numbers, then scores
            int batch, int dim, int n, int k)
 {
     extern __shared__ float vector[];   // dim floats: this text's vector
-    __shared__ float scores[128];
-    __shared__ int rows[128];
+    __shared__ float scores[1024];
+    __shared__ int rows[1024];
     int text = blockIdx.x;
     if (text >= batch) return;
     int me = threadIdx.x;
@@ -355,7 +358,7 @@ def top_k(known: Array, k: int) -> Kernel:
             flops=2 * batch * n * dim,
             bytes=4 * (batch * (n + 1) * dim + 2 * batch * k),
             blocks=max(batch, 1),
-            threads=THREADS,
+            threads=TOP_K_THREADS,
             size=batch,
         )
 
@@ -366,7 +369,7 @@ def top_k(known: Array, k: int) -> Kernel:
         TOP_K,
         "top_k",
         arguments=arguments,
-        grid=lambda reads, writes: (max(reads[0].shape[0], 1), THREADS),
+        grid=lambda reads, writes: (max(reads[0].shape[0], 1), TOP_K_THREADS),
         shared_bytes=lambda reads, writes: 4 * dim,
     )
     return Kernel("encoder.top_k", run, work, cuda)

@@ -32,6 +32,7 @@ static Index blockIdx, blockDim, gridDim;
 static std::barrier<>* everyone;
 static float dynamic_shared[16384];
 #define __global__
+#define __launch_bounds__(threads)
 #define __device__
 #define __shared__ static
 static void __syncthreads() { everyone->arrive_and_wait(); }

@@ -144,7 +144,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("batch", "n", "k"), [(1, 747, 3), (3, 129, 8), (2, 5, 5), (2, 128, 1), (1, 1, 1)])
+@pytest.mark.parametrize(("batch", "n", "k"), [(1, 747, 3), (2, 2500, 8), (2, 5, 5), (2, 1024, 1), (1, 1, 1)])
 def test_top_k_on_cuda(batch: int, n: int, k: int, built: Path) -> None:
     rng = np.random.default_rng(n)
     rows, vectors = unit(rng.standard_normal((n, 384))), unit(rng.standard_normal((batch, 384)))
@@ -160,16 +160,16 @@ def test_top_k_on_cuda(batch: int, n: int, k: int, built: Path) -> None:
 
 @needs_compiler
 def test_top_k_of_equal_scores_takes_the_lowest_row(built: Path) -> None:
-    rows = np.zeros((300, 16), np.float32)
+    rows = np.zeros((1500, 16), np.float32)
     rows[:, 0] = -1
-    rows[[7, 140, 135, 290], 0] = 1  # 7 and 135 belong to the same thread of the block
+    rows[[7, 140, 1031, 290], 0] = 1  # 7 and 1031 belong to the same thread of the block
     vector = np.zeros((1, 16), np.float32)
     vector[0, 0] = 1
     kernel = kernels.top_k(np.ascontiguousarray(rows.T), 6)
     by_numpy, by_cuda = np.zeros((2, 1, 2, 6), np.float32)
     kernel.run(np, [vector], [by_numpy])
     on_cpu(kernel, [vector], [by_cuda], built)
-    assert by_numpy[0].tolist() == [[7, 135, 140, 290, 0, 1], [1, 1, 1, 1, -1, -1]]
+    assert by_numpy[0].tolist() == [[7, 140, 290, 1031, 0, 1], [1, 1, 1, 1, -1, -1]]
     np.testing.assert_array_equal(by_cuda, by_numpy)
 
 
