@@ -52,7 +52,7 @@ class Gpu:
         """Blocks of a kernel have been placed: they take `ns`, more where they share something."""
         now = self.agenda.now
         if self._gil is not None:
-            self._cpu.start(now, ns, self._gil, finish)
+            self._cpu.start(now, ns, self._gil, self._gil, finish)
         elif op.on_link:
             self.link.start(Transfer(H2D, ns, self.link.costs.mapped_share, False, finish))
         else:
@@ -61,7 +61,7 @@ class Gpu:
     def transfer(self, op: Op, finish: Callable[[], None]) -> None:
         """A copy begins."""
         if self._gil is not None:
-            self._cpu.start(self.agenda.now, op.work_ns, 0.0, finish)
+            self._cpu.start(self.agenda.now, op.work_ns, 0.0, 0.0, finish)
             return
         costs = self.link.costs
         large = op.nbytes > costs.both_large_bytes

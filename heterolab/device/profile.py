@@ -12,7 +12,9 @@ come from, and a number may be written with decimals::
     provenance   {"kind": "measured" | "datasheet estimate" | "imagined",
                   "date": "2026-11-30", "driver": "…", "method": "…"}
     limits       {"memory_bytes", "pinned_bytes", "streams"}
-    host         costs of device calls on the host thread, see HostCosts
+    host         costs of device calls on the host thread, bare (CuPy's own), see HostCosts
+    seam         the same calls made through this package, as a pipeline makes them; null or absent:
+                 they cost what the bare ones do
     waiting      the loop's step, and how late a sleeping host wakes, see Waiting
     workers      submitting jobs to a pool of CPU workers, see Workers
     copies       copy engines, see Copies
@@ -21,9 +23,10 @@ come from, and a number may be written with decimals::
                  null: host memory is as near as the device's own
     gaps         shortest pauses between dependent ops, see Gaps
     compute      what a kernel without an entry in `kernels` costs, and how kernels share the device
-    cpu_costs    {stage: {"sizes", "ns", "gil", "source"}}: ns of the stage's function on the host at
-                 the `size` that the pipeline passes; "gil" (a number or one a size, default 1) is the
-                 share of that time in which the job holds Python's interpreter lock
+    cpu_costs    {stage: {"sizes", "ns", "gil", "waits", "source"}}: ns of the stage's function on the
+                 host at the `size` that the pipeline passes; "gil" (a number or one a size, default 1) is
+                 the share of that time in which the job holds Python's interpreter lock; "waits" (likewise,
+                 default "gil") the share in which it makes no progress while another thread holds it
     kernels      {kernel: {"sizes", "ns", "host_ns", "cold_host_ns", "source"}}: ns on the device alone,
                  and how long the host is held for its launches, at the kernel's Work.size; host_ns (a
                  number, one a size, or absent: launches × host.launch_ns), cold_host_ns (more when
@@ -119,6 +122,10 @@ class HostCosts:
     more: that times ``1 - exp(-work / cold_work_ns)``, plus ``cold_bytes_factor`` times
     ``1 - exp(-bytes / cold_bytes)`` after staging bytes of pageable memory. The first call of
     a run is as cold as after ``cold_start_ns`` of work.
+
+    ``call_gil`` is the share of a call in which other threads wait for Python's interpreter
+    lock. The call itself lets go of the lock and comes back for it, so that it makes no progress
+    while another thread holds it.
     """
 
     cores: float
@@ -138,6 +145,7 @@ class HostCosts:
     cold_start_ns: float = 0.0
     cold_bytes: float = 1.0
     cold_bytes_factor: float = 0.0
+    call_gil: float = 1.0
     source: str = ""
 
 
@@ -244,10 +252,12 @@ class Compute:
 
 @dataclass(frozen=True)
 class CpuCost:
-    """A CPU stage: its time over size, and the share of it that holds the interpreter lock."""
+    """A CPU stage: its time over size, and the shares of it in which it holds the interpreter
+    lock, and in which it waits if another thread holds it."""
 
     time: Table
     gil: Table
+    waits: Table
     source: str = ""
 
 
@@ -278,6 +288,7 @@ class DeviceProfile:
     compute: Compute
     cpu_costs: Mapping[str, CpuCost] = field(default_factory=dict)
     kernels: Mapping[str, KernelCost] = field(default_factory=dict)
+    seam: HostCosts | None = None
 
     @classmethod
     def load(cls, name: str | Path) -> DeviceProfile:
@@ -335,6 +346,7 @@ class DeviceProfile:
             compute=reader.record(Compute, data, "compute"),
             cpu_costs={k: reader.cpu_cost(v, f"cpu_costs.{k}") for k, v in reader.section(data, "cpu_costs")},
             kernels={k: reader.kernel(v, f"kernels.{k}") for k, v in reader.section(data, "kernels")},
+            seam=None if data.get("seam") is None else reader.record(HostCosts, data, "seam"),
         )
 
     # -- the numbers asked for by name ---------------------------------------------------
@@ -439,9 +451,11 @@ class _Reader:
 
     def cpu_cost(self, entry: dict[str, Any], place: str) -> CpuCost:
         gil = self.either({"gil": 1.0} | entry, "gil", place)
-        if max(gil.ns) > 1:
-            raise self.wrong(f"{place}.gil", entry["gil"], "a share, 0 to 1")
-        return CpuCost(self.columns(entry, "ns", place), gil, str(entry.get("source", "")))
+        waits = self.either(entry, "waits", place) if "waits" in entry else gil
+        for name, share in (("gil", gil), ("waits", waits)):
+            if max(share.ns) > 1:
+                raise self.wrong(f"{place}.{name}", entry[name], "a share, 0 to 1")
+        return CpuCost(self.columns(entry, "ns", place), gil, waits, str(entry.get("source", "")))
 
     def kernel(self, entry: dict[str, Any], place: str) -> KernelCost:
         host = self.either(entry, "host_ns", place) if entry.get("host_ns") is not None else None

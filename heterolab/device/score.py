@@ -13,7 +13,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -226,7 +226,8 @@ class Player:
     """Runs programs on a simulated device, op by op, through the seam."""
 
     def __init__(self, profile: DeviceProfile) -> None:
-        self.profile = profile
+        # The programs were issued by bare calls, not through this package.
+        self.profile = replace(profile, seam=None)
 
     def wall_us(self, program: Program, recorded: Pass | None = None) -> float:
         """The predicted wall of `program`: from the first call to the end of the last."""

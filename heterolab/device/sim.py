@@ -140,7 +140,7 @@ class SimDevice(Device):
     default_stream: SimStream
 
     def __init__(self, profile: DeviceProfile, why: str, races: Races, values: bool, host: SimHost) -> None:
-        self.host, self.profile, self.costs, self._why = host, profile, profile.host, why
+        self.host, self.profile, self.costs, self._why = host, profile, profile.seam or profile.host, why
         self.index = host.next_device_index()
         kind = profile.provenance.kind
         self.name = profile.name if kind == "measured" else f"{profile.name} ({kind})"

@@ -25,6 +25,8 @@ from heterolab.trace.trace import CPU, NO_STREAM, NONE, WAIT, Recorder, Span
 #: At one moment, what ends goes before what begins.
 END, BEGIN = 0, 1
 MAX_WORKERS = 256
+#: Rounds in which the speeds of jobs that share the interpreter lock are settled.
+LOCK_ROUNDS = 4
 
 
 class Agenda:
@@ -99,6 +101,8 @@ class SimHost(Host):
         self._now = 0
         self._devices = 0
         self._woken = False
+        #: The share of a device call in which others wait for the interpreter lock.
+        self.call_gil = (profile.seam or profile.host).call_gil
         #: Whether workers or a device may take turns with the host thread on its cores.
         self.shared = False
         #: CPU work and bytes staged by the host thread so far: what makes its caches cold.
@@ -123,8 +127,9 @@ class SimHost(Host):
         """`ns` with the run's jitter."""
         return ns * self._random.lognormvariate(0.0, self.jitter) if self.jitter else ns
 
-    def spend(self, ns: float, gil: float = 1.0) -> None:
-        """The host thread works for `ns` (longer if workers contend for the interpreter)."""
+    def spend(self, ns: float, gil: float = 1.0, waits: float | None = None) -> None:
+        """The host thread works for `ns` (longer if workers contend for the interpreter, see
+        :class:`Processor`; `waits` is `gil` where it is not given)."""
         if self.jitter:
             ns = self.noisy(ns)
         if not self.shared or self._undisturbed(ns):
@@ -132,7 +137,8 @@ class SimHost(Host):
             return
         self.catch_up()
         finished: list[int] = []
-        self.cpu.start(self._now, ns, gil, lambda: finished.append(self.agenda.now))
+        waits = gil if waits is None else waits
+        self.cpu.start(self._now, ns, gil, waits, lambda: finished.append(self.agenda.now))
         while not finished:
             self.agenda.play_one()
         self._now = finished[0]
@@ -142,10 +148,10 @@ class SimHost(Host):
         soon = self.agenda and self.agenda.next_ns() < self._now + ns
         return not (self.cpu.jobs or soon)
 
-    def work(self, ns: float, gil: float = 1.0) -> None:
+    def work(self, ns: float, gil: float = 1.0, waits: float | None = None) -> None:
         """The host thread computes something of its own for `ns`."""
         self.worked_ns += ns
-        self.spend(ns, gil)
+        self.spend(ns, gil, waits)
 
     def enter(self, between_ns: float, ns: float, held: bool = False) -> tuple[int, int]:
         """The host calls the device: a pause before, then `ns` inside. Gives (entry, exit).
@@ -153,9 +159,9 @@ class SimHost(Host):
         `held` says that the call blocks: its length is the device's doing, not the host's.
         """
         if between_ns:
-            self.spend(between_ns)
+            self.spend(between_ns, self.call_gil, 1.0)
         entry = self._now
-        self.spend(ns)
+        self.spend(ns, self.call_gil, 1.0)
         return entry, self._now
 
     def sleep_until(self, happened: Callable[[], bool], why: str) -> None:
@@ -175,7 +181,7 @@ class SimHost(Host):
         try:
             return fn(*args)
         finally:
-            self.work(cost.time.at(size), cost.gil.at(size))
+            self.work(cost.time.at(size), cost.gil.at(size), cost.waits.at(size))
             self.recorder.add(Span(op, CPU, name, "host", NO_STREAM, NONE, start, start, self._now, 0, batch))
 
     def pool(self, workers: int, kind: Literal["thread", "process"] = "thread") -> Pool:
@@ -230,6 +236,7 @@ class Running:
 
     left_ns: float
     gil: float
+    waits: float
     finish: Callable[[], None]
     speed: float = 1.0
     version: int = 0
@@ -238,9 +245,13 @@ class Running:
 class Processor:
     """The host's cores and Python's interpreter lock, shared by all that runs.
 
-    A job that holds the lock for a share g of its time waits for it in proportion to what the
-    others hold: it goes at 1 / (1 + g · Σ g of the others). With pure Python (g = 1) n jobs
-    go at 1/n each; with g = 0.4 two go at 0.86. More jobs than cores share the cores.
+    A job holds the lock for a share `gil` of its time, and for a share `waits` it makes no
+    progress while another job holds it. The two differ. Tokenising holds the lock at first and
+    at the end, and lets go of it in between. Copying a picture row by row hardly ever holds it,
+    but comes back for it at every row and waits each time. Plain Python never lets go, so others
+    wait for it and it for nobody (a thread that wants the lock asks for it after 5 ms). So a job
+    goes at 1 - waits × (the share of time in which others hold the lock), and at its fair share
+    1 / n of n jobs at least. More jobs than cores share the cores.
     """
 
     def __init__(self, agenda: Agenda, cores: float) -> None:
@@ -248,10 +259,10 @@ class Processor:
         self.jobs: list[Running] = []
         self._settled_ns = 0
 
-    def start(self, now: int, ns: float, gil: float, finish: Callable[[], None]) -> None:
+    def start(self, now: int, ns: float, gil: float, waits: float, finish: Callable[[], None]) -> None:
         """Run a job that takes `ns` alone; `finish` is called at its end."""
         self._settle(now)
-        self.jobs.append(Running(ns, gil, finish))
+        self.jobs.append(Running(ns, gil, waits, finish))
         self._share(now)
 
     def _settle(self, now: int) -> None:
@@ -262,10 +273,10 @@ class Processor:
 
     def _share(self, now: int) -> None:
         """Give each job its new speed and its new end."""
-        held = sum(job.gil for job in self.jobs)
-        cores = min(1.0, self.cores / max(len(self.jobs), 1))
-        for job in self.jobs:
-            job.speed = cores / (1 + job.gil * (held - job.gil))
+        jobs = self.jobs
+        cores = min(1.0, self.cores / max(len(jobs), 1))
+        for job, speed in zip(jobs, shared_speeds([(job.gil, job.waits) for job in jobs]), strict=True):
+            job.speed = cores * speed
             job.version += 1
             end = now + max(0, round(job.left_ns / job.speed))
             self.agenda.at(end, END, self._end, job, job.version)
@@ -280,6 +291,26 @@ class Processor:
         job.finish()
 
 
+def shared_speeds(jobs: Sequence[tuple[float, float]]) -> list[float]:
+    """Speeds, 0 to 1, of jobs that share one interpreter lock, given as (gil, waits) each.
+
+    A job that others slow down also holds the lock less, so the speeds depend on each other; a
+    few rounds settle them.
+    """
+    if len(jobs) < 2:
+        return [1.0] * len(jobs)
+    speeds = [1.0] * len(jobs)
+    least = 1 / len(jobs)
+    for _ in range(LOCK_ROUNDS):
+        held = [gil * speed for (gil, _), speed in zip(jobs, speeds, strict=True)]
+        total = sum(held)
+        speeds = [
+            max(least, 1 - waits * min(total - mine, 1.0))
+            for (_, waits), mine in zip(jobs, held, strict=True)
+        ]
+    return speeds
+
+
 @dataclass(eq=False)
 class Job:
     """The result to come of a CPU job in a pool."""
@@ -289,6 +320,7 @@ class Job:
     call: Callable[[], Any]
     cost_ns: float
     gil: float
+    waits: float
     queued_ns: int
     batch: int
     done_flag: bool = False
@@ -340,12 +372,13 @@ class SimPool(Pool):
             lambda: fn(*args),
             cost.time.at(size),
             cost.gil.at(size),
+            cost.waits.at(size),
             host.now(),
             batch,
             host=host,
         )
         if self.kind == "process":
-            job.cost_ns, job.gil = job.cost_ns + self._pickling_ns(args), 0.0
+            job.cost_ns, job.gil, job.waits = job.cost_ns + self._pickling_ns(args), 0.0, 0.0
         host.work(self._costs.submit_ns)
         self._queue.append(job)
         host.agenda.at(host.now() + round(self._costs.start_ns), BEGIN, self._start)
@@ -368,7 +401,7 @@ class SimPool(Pool):
         except BaseException as error:
             job.error = error
         cost = self.host.noisy(job.cost_ns)
-        self.host.cpu.start(start, cost, job.gil, lambda: self._end(job, worker, start))
+        self.host.cpu.start(start, cost, job.gil, job.waits, lambda: self._end(job, worker, start))
 
     def _end(self, job: Job, worker: int, start: int) -> None:
         end = self.host.agenda.now

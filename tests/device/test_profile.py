@@ -59,15 +59,17 @@ OPTIONAL = {
     "host_ns",
     "cold_host_ns",
     "gil",
+    "waits",
     "chunk_bytes",
     "on_host_gil",
+    "call_gil",
 }
 NEEDED = [
     path
     for path in paths(raw())
     if path[-1] not in OPTIONAL
     and not path[-1].startswith("cold_")
-    and path[0] not in ("cpu_costs", "kernels", "notes")
+    and path[0] not in ("cpu_costs", "kernels", "notes", "seam")
     and "measured" not in path  # the spread behind a number, for people
     and path[:2] != ("compute", "flops_per_ns")
     and path != ("pageable", "h2d")

@@ -19,7 +19,7 @@ from heterolab.device.base import Buffer, Kernel, Memory, Work
 from heterolab.device.order import RaceWarning
 from heterolab.device.profile import CpuCost, DeviceProfile, Table
 from heterolab.device.sim import SimDevice
-from heterolab.device.simhost import SimHost
+from heterolab.device.simhost import SimHost, shared_speeds
 from heterolab.errors import InputError, OutOfDeviceMemory, ProfileError, RaceError, StalledError
 from heterolab.trace.trace import D2H, H2D, KERNEL, Span, Trace
 
@@ -50,7 +50,7 @@ def add_one(us: float = 1.0) -> Kernel:
 
 def with_cost(ns: float, gil: float = 1.0, cores: float = 16, **changes: Any) -> DeviceProfile:
     """The H200's profile with one CPU stage, "job", and free calls to workers."""
-    job = CpuCost(Table.constant(ns), Table.constant(gil))
+    job = CpuCost(Table.constant(ns), Table.constant(gil), Table.constant(gil))
     workers = dataclasses.replace(H200.workers, submit_ns=0, start_ns=0)
     host = dataclasses.replace(H200.host, cores=cores)
     return dataclasses.replace(H200, cpu_costs={"job": job}, workers=workers, host=host, **changes)
@@ -379,6 +379,23 @@ def jobs_wall(profile: DeviceProfile, workers: int, jobs: int, kind: Any = "thre
 def test_threads_share_the_interpreter_lock(gil: float, slowdown: float) -> None:
     alone = jobs_wall(with_cost(100_000, gil), 1, 1)
     assert jobs_wall(with_cost(100_000, gil), 2, 2) == pytest.approx(slowdown * alone, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "speeds"),
+    [
+        ([(1.0, 1.0)], [1.0]),
+        ([(1.0, 1.0), (1.0, 1.0)], [0.5, 0.5]),
+        # rows of a picture beside a tokeniser: it hardly holds the lock, but comes back for it
+        ([(0.02, 1.0), (0.4, 0.4)], [0.6, 1.0]),
+        # plain Python beside a tokeniser: nobody takes the lock from it
+        ([(1.0, 0.1), (0.4, 0.4)], [0.97, 0.61]),
+    ],
+)
+def test_who_waits_for_the_lock_and_who_makes_others_wait(
+    jobs: list[tuple[float, float]], speeds: list[float]
+) -> None:
+    assert shared_speeds(jobs) == pytest.approx(speeds, abs=0.02)
 
 
 def test_more_jobs_than_cores_share_the_cores() -> None:
