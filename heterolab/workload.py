@@ -149,9 +149,8 @@ class _ClosedLoop:
         arrived = []
         while self.open() and self._ready and self._ready[0][0] <= now:
             at, client = heapq.heappop(self._ready)
-            request = replace(
-                self._load.requests[self._next], id=self._next, arrival_ns=at, session=f"client-{client}"
-            )
+            asked = self._load.requests[self._next]
+            request = Request(self._next, asked.body, at, f"client-{client}", asked.refused)
             self._client_of[request.id] = client
             self._next += 1
             arrived.append(request)

@@ -161,7 +161,10 @@ class SimHost(Host):
         if between_ns:
             self.spend(between_ns, self.call_gil, 1.0)
         entry = self._now
-        self.spend(ns, self.call_gil, 1.0)
+        if held:  # in the driver, which has let go of the interpreter lock
+            self.spend(ns, 0.0)
+        else:
+            self.spend(ns, self.call_gil, 1.0)
         return entry, self._now
 
     def sleep_until(self, happened: Callable[[], bool], why: str) -> None:

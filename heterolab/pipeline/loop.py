@@ -10,7 +10,7 @@ runs on a virtual clock, on this CPU and on a GPU.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -128,10 +128,14 @@ class Loop:
 
     def _admit(self) -> bool:
         arrived = [] if self.stopping else self.source.due(self.now())
+        if arrived:
+            self.host.call("admit", self._take_in, arrived, size=len(arrived))
+        return bool(arrived)
+
+    def _take_in(self, arrived: list[Request]) -> None:
         self.inbox.extend(arrived)
         for request in arrived:
             self.timings[request.id] = Timing(request.arrival_ns)
-        return bool(arrived)
 
     def _start_preprocessing(self) -> bool:
         """Hand chunks to idle workers; with no workers, do one chunk here and now."""
@@ -152,7 +156,10 @@ class Loop:
     def _prepared(self, chunk: list[Request], outcomes: list[Prepared | Rejected]) -> None:
         self.jobs -= 1
         self.hooks.fire("preprocess", "end", len(chunk))
-        now = self.now()
+        self.host.call("enqueue", self._enqueue, chunk, outcomes, self.now(), size=len(chunk))
+
+    def _enqueue(self, chunk: list[Request], outcomes: list[Prepared | Rejected], now: int) -> None:
+        """Requests join the queue; what was rejected has its answer now."""
         for request, outcome in zip(chunk, outcomes, strict=True):
             if isinstance(outcome, Rejected):
                 self._finished(request, outcome, now)
@@ -165,15 +172,19 @@ class Loop:
         started = False
         while self.slots and not self.stopping and self.batcher.ready(self.now(), self._no_more()):
             self.hooks.fire("batch", "begin", len(self.batcher))
-            batch = self.host.call("batch", self.batcher.take, self.now(), size=len(self.batcher))
+            batch = self.host.call("batch", self._form_batch, self.now(), size=len(self.batcher))
             self.hooks.fire("batch", "end", len(batch), batch.number)
-            for item in batch.items:
-                timing = self.timings[item.request.id]
-                timing.batched_ns, timing.batch = batch.formed_ns, batch.number
             slot = self.slots.popleft()
             self._advance(self._life(batch, slot), batch, slot)
             started = True
         return started
+
+    def _form_batch(self, now: int) -> Batch:
+        batch = self.batcher.take(now)
+        for item in batch.items:
+            timing = self.timings[item.request.id]
+            timing.batched_ns, timing.batch = batch.formed_ns, batch.number
+        return batch
 
     def _life(self, batch: Batch, slot: Slot) -> Generator[Event, None, None]:
         """A batch, from padding to answers. Each `yield` gives the host back until the event is done."""
@@ -212,7 +223,11 @@ class Loop:
         self.host.call(
             "session_write", self.pipeline.sessions.write, answers, size=len(batch), batch=batch.number
         )
-        now = self.now()
+        self.host.call(
+            "respond", self._answered, batch, answers, self.now(), size=len(batch), batch=batch.number
+        )
+
+    def _answered(self, batch: Batch, answers: Sequence[Answer], now: int) -> None:
         for item, answer in zip(batch.items, answers, strict=True):
             self._finished(item.request, answer, now)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from heterolab.device.base import Device
-from heterolab.device.calibrate import deviceside, hostside
+from heterolab.device.calibrate import deviceside, hostside, insitu, lock
 from heterolab.device.calibrate.figures import Effort, Json
 from heterolab.device.calibrate.waiters import compare_waiting
 from heterolab.device.cpu import CpuDevice
@@ -65,9 +65,12 @@ def _cpu_profile(device: CpuDevice, model: Any, effort: Effort, tell: Callable[[
     both = deviceside.both_directions(device, effort)
     tell("kernels")
     arithmetic = deviceside.arithmetic(device, effort)
-    kernels = deviceside.encoder_kernels(device, model, effort)
+    between_ns = max(calls["between"]["median"], 0)
+    kernels = insitu.with_launches(
+        deviceside.encoder_kernels(device, model, effort), host["inside"], between_ns
+    )
     cores = usable_cores()
-    return {
+    profile = {
         "format": FORMAT,
         "version": VERSION,
         "name": device.name,
@@ -83,7 +86,7 @@ def _cpu_profile(device: CpuDevice, model: Any, effort: Effort, tell: Callable[[
             "copy_ns": calls["copy"]["median"],
             "record_ns": calls["record"]["median"],
             "wait_ns": calls["wait"]["median"],
-            "between_ns": max(calls["between"]["median"], 0),
+            "between_ns": between_ns,
             "sync_ns": max(calls["sync"]["median"], 0),
             "sync_idle_ns": calls["sync_idle"]["median"],
             "start_ns": max(calls["start"]["median"], 0),
@@ -135,6 +138,8 @@ def _cpu_profile(device: CpuDevice, model: Any, effort: Effort, tell: Callable[[
         "cpu_costs": host["cpu_costs"],
         "kernels": kernels,
     }
+    profile["seam"] = insitu.seam_section(profile["host"], calls, host["inside"], host["locks"])
+    return profile
 
 
 def calibrate_cuda(
@@ -160,7 +165,11 @@ def calibrate_cuda(
         model = _model()
         host = _host_sections(device, model, effort, tell)
         tell("kernels")
-        kernels = deviceside.encoder_kernels(device, model, effort)
+        kernels = insitu.with_launches(
+            deviceside.encoder_kernels(device, model, effort),
+            host["inside"],
+            max(host["calls"]["between"]["median"], 0),
+        )
         tell("copies, gaps, arithmetic")
         notes = {
             "host_calls": host["calls"],
@@ -174,6 +183,8 @@ def calibrate_cuda(
     tell("waiting for events: polling against a waiter thread")
     notes["waiting_for_events"] = compare_waiting(lambda h: CudaDevice.open(host=h), effort)
     measured = {name: host[name] for name in ("waiting", "workers", "cpu_costs")} | {"kernels": kernels}
+    bare = {name: value for name, value in kept["host"].items() if name != "measured"}
+    measured["seam"] = insitu.seam_section(bare, host["calls"], host["inside"], host["locks"])
     measured["int32"] = notes["arithmetic"]["flops_per_ns"]["int32"]
     return _merge(kept, measured, usable_cores(), notes, _provenance(device, "through the seam"))
 
@@ -183,7 +194,8 @@ def _merge(kept: Json, measured: Json, cores: int, notes: Json, provenance: Json
     merged = dict(kept)
     for name in ("cpu_costs", "kernels"):
         merged[name] = kept.get(name, {}) | measured[name]
-    merged["waiting"], merged["workers"] = measured["waiting"], measured["workers"]
+    for name in ("waiting", "workers", "seam"):
+        merged[name] = measured[name]
     merged["host"] = kept["host"] | {"cores": cores}
     rates = kept["compute"]["flops_per_ns"] | {"int32": measured["int32"]}
     source = kept["compute"]["source"].partition("; int32:")[0] + "; int32: measured, rounds"
@@ -212,23 +224,28 @@ def _base_of(device: Device, base: str | None) -> Json:
 
 def _host_sections(device: Device, model: Any, effort: Effort, tell: Callable[[str], None]) -> Json:
     """What is measured on the host, whatever the device."""
-    tell("CPU stages")
-    cpu_costs = hostside.stages(model, effort)
+    tell("the host's work in real runs of the pipeline")
+    inside = insitu.pipeline_costs(device, model, effort)
+    alone = hostside.stages(model, effort, leave_out=inside["stages"])
+    tell("the interpreter lock")
+    locks = lock.shares(device, model)
     tell("host calls, waiting, workers")
     calls = hostside.host_calls(device, effort)
     late = hostside.waiting(device, effort)
-    step = hostside.loop_step(device, model, requests=48)
+    step = inside["loop_step"]
     pools = hostside.workers(device, effort)
     return {
-        "cpu_costs": cpu_costs,
+        "cpu_costs": insitu.stage_sections(inside, alone, locks),
         "calls": calls,
+        "inside": inside,
+        "locks": locks,
         "waiting": {
-            "loop_step_ns": step["median"],
+            "loop_step_ns": step["mean"],
             "event_ns": max(late["event"]["median"], 0),
             "job_ns": max(late["job"]["median"], 0),
             "timer_ns": max(late["timer"]["median"], 0),
             "measured": late | {"loop_step": step},
-            "source": "measured: lateness after ends known from spans; the loop's Python in a real run",
+            "source": "measured: lateness after ends known from spans; the loop's Python in real runs",
         },
         "workers": {
             "submit_ns": pools["submit"]["median"],

@@ -18,7 +18,7 @@ from heterolab.device.calibrate.figures import (
     spread,
     table,
 )
-from heterolab.device.calibrate.hostside import gil_share
+from heterolab.device.calibrate.lock import gil_share
 from heterolab.pipeline.kernels import empty, rounds, vector_add
 from heterolab.trace.trace import D2H, H2D, Span
 

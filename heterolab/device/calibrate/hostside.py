@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection
 from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from heterolab.device.base import Device, Pool
 from heterolab.device.calibrate.figures import (
@@ -26,12 +24,12 @@ from heterolab.pipeline.kernels import empty
 from heterolab.trace.trace import API, SYNC
 
 
-def stages(model: Any, effort: Effort) -> Json:
-    """Time of every CPU stage by size, and the share of it that holds the interpreter lock.
+def stages(model: Any, effort: Effort, leave_out: Collection[str] = ()) -> Json:
+    """Time of CPU stages by size, each alone, but for those in `leave_out`.
 
     Rounds over all stages and sizes, so that each finds the caches as another one left them.
     """
-    costs = stage_costs(model)
+    costs = {name: cost for name, cost in stage_costs(model).items() if name not in leave_out}
     # All stages at their smallest size, then all at the next: never a stage twice in a row.
     order = sorted(
         (cost.sizes.index(size), name, size) for name, cost in costs.items() for size in cost.sizes
@@ -45,52 +43,17 @@ def stages(model: Any, effort: Effort) -> Json:
         for key, job in made.items():
             if sum(samples[key]) < effort.stage_seconds * 1e9:
                 samples[key].append(_timed(job))
-    measured: Json = {}
-    for name, cost in costs.items():
-        shares = [gil_share(made[name, size]) for size in (cost.sizes[0], cost.sizes[-1])]
-        measured[name] = table({size: samples[name, size] for size in cost.sizes}) | {
-            "gil": round(median(shares), 2),
-            "source": "measured: the stage's own function, among the other stages",
-        }
-    return measured
+    return {
+        name: table({size: samples[name, size] for size in cost.sizes})
+        | {"source": "measured: the stage's own function, among the other stages"}
+        for name, cost in costs.items()
+    }
 
 
 def _timed(job: Job) -> float:
     start = time.perf_counter_ns()
     job()
     return time.perf_counter_ns() - start
-
-
-def gil_share(job: Job, seconds: float = 0.03) -> float:
-    """The share of its time in which `job` holds the interpreter lock, 0 to 1.
-
-    A thread that only counts goes at half its speed beside one that never lets go of the lock,
-    and at full speed beside one that never holds it: share = alone / beside - 1.
-    """
-    alone = _counting_speed(None, seconds)
-    beside = _counting_speed(job, seconds)
-    return float(np.clip(alone / max(beside, 1e-9) - 1, 0.0, 1.0))
-
-
-def _counting_speed(job: Job | None, seconds: float) -> float:
-    """Counts a nanosecond of a counting thread, with `job` repeated in another one."""
-    stop: list[bool] = []
-
-    def repeat() -> None:
-        while not stop:
-            if job is not None:
-                job()
-
-    with ThreadPoolExecutor(1) as beside:
-        running = beside.submit(repeat) if job is not None else None
-        start, count = time.perf_counter_ns(), 0
-        end = start + round(seconds * 1e9)
-        while (now := time.perf_counter_ns()) < end:
-            count += 1
-        stop.append(True)
-        if running is not None:
-            running.result()
-    return count / (now - start)
 
 
 def host_calls(device: Device, effort: Effort) -> Json:
@@ -147,26 +110,6 @@ def waiting(device: Device, effort: Effort) -> Json:
         late["job"].append(woken - span.end_ns)
     pool.close()
     return {name: spread(samples) for name, samples in late.items()}
-
-
-def loop_step(device: Device, model: Any, requests: int) -> Json:
-    """The Python of one loop step: the host's time in a real run outside of all spans, a step."""
-    from heterolab.pipeline.loop import Loop
-    from heterolab.pipeline.pipeline import Pipeline
-    from heterolab.workload import closed_loop
-
-    samples, pipeline = [], Pipeline(model, batch=8, workers=1)
-    for seed in range(3):
-        loop = Loop(pipeline, closed_loop(n=requests, in_flight=16, seed=seed), device)
-        steps = 1
-        while loop.step():
-            steps += 1
-        loop.close()
-        trace = loop.finish().trace
-        on_host = trace.where(trace["lane"] == "host")
-        covered = int((on_host["end_ns"] - on_host["start_ns"]).sum())
-        samples.append((on_host.wall_ns - covered) / steps)
-    return spread(samples)
 
 
 def workers(device: Device, effort: Effort) -> Json:
