@@ -42,6 +42,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def cpu_time_ns() -> int:
+    """CPU time that this process has used: a clock that stands still while it waits for a core."""
+    return time.process_time_ns()
+
+
 def machine_memory() -> int:
     """Bytes of memory this process may use: the machine's, or its container's limit."""
     total = 4 * 2**30

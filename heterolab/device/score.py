@@ -1,356 +1,322 @@
-"""How right is the simulator? Replay measured stream programs on it, and compare the walls.
+"""How right is the simulator? Replay measured stream programs on it, and compare.
 
-A *stream program* is a list of ops (copies, kernels, events, waits, host work) together with
-what a real machine did with it. Each program runs here through the same seam as everything
-else: :class:`SimDevice`, its streams and its host. Twice: once from the profile alone, and
-once a measured pass with the host's own times of that pass fed in (its calls that do not block,
-and the gaps between them), which judges the device model without the host's.
+What is compared, of each program:
+
+- its makespan (the wall from the first call to the return of the last) against the median of
+  the measured passes, predicted from the profile alone;
+- the same with the host's own recorded times fed in, a pass at a time, which judges the device
+  model without the host's;
+- the same with the CPU left out: calls to the device cost the host nothing. That is what a
+  model of the GPU alone would predict;
+- how long each copy and kernel takes, and in which order those on different streams start,
+  against the traced run.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from heterolab.device.base import Buffer, Event, Kernel, Memory, Work
-from heterolab.device.host import RealHost
-from heterolab.device.profile import DeviceProfile
-from heterolab.device.sim import SimDevice, SimStream
-from heterolab.device.simhost import SimHost
-from heterolab.errors import InputError
+from heterolab.device.host import cpu_time_ns
+from heterolab.device.profile import DeviceProfile, Table
+from heterolab.device.programs import Program, load_programs
+from heterolab.device.replay import Player, Replay
+
+__all__ = ["Prediction", "Report", "load_programs", "main", "score", "without_cpu_costs"]
 
 #: A prediction this far outside the range of the measured passes still counts as inside.
 BAND = 0.05
+#: Two modes: a gap among a program's walls of this share of their median, and this many times
+#: as wide as what lies on either side of it.
+MODES_GAP, MODES_FACTOR = 0.03, 1.5
+#: The speed is taken over repeated predictions of at least so much CPU time.
+SPEED_NS = 500_000_000
+
+ORDER = (
+    "share of the pairs of spans on different streams that start in the measured order; left out are "
+    "pairs that start closer together than the passes disagree about the distance of their calls"
+)
+WITHOUT_CPU = (
+    "calls to the device cost the host nothing (launch, copy, record, wait, synchronise, and the time "
+    "between calls); the program's own host work and the staging of pageable copies stay"
+)
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One measured pass: its wall, and the host's times (entry, exit) of each op, in µs."""
+class Spans:
+    """A program's copies and kernels against the traced run: kind → relative errors of their
+    durations, and how many pairs of them start in the measured order, of how many."""
 
-    wall_us: float
-    host_us: tuple[tuple[float, float], ...]
-    host_run_wall_us: float
-
-
-@dataclass(frozen=True)
-class Program:
-    """A stream program with its measurements. `ops` are checked dictionaries of the file."""
-
-    id: str
-    family: str
-    blocking: tuple[bool, ...]
-    ops: tuple[dict[str, Any], ...]
-    passes: tuple[Pass, ...]
-
-    @property
-    def measured_us(self) -> float:
-        """The median of the passes' walls."""
-        return median(p.wall_us for p in self.passes)
+    durations: dict[str, list[float]]
+    in_order: int
+    pairs: int
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One program's wall, predicted and measured, in µs."""
+    """One program's makespan, predicted and measured, in µs. `recorded_error` is the median
+    over the passes, each against its own wall; `bimodal`: its walls fall into two modes."""
 
     id: str
     family: str
     predicted_us: float
     predicted_with_recorded_host_us: list[float]
     measured_us: float
+    predicted_without_cpu_costs_us: float
+    recorded_error: float
+    inside: bool
+    bimodal: bool
+
+    @property
+    def error(self) -> float:
+        """|predicted − measured| / measured."""
+        return abs(self.predicted_us - self.measured_us) / self.measured_us
+
+    @property
+    def error_without_cpu(self) -> float:
+        """The same with the CPU's costs left out."""
+        return abs(self.predicted_without_cpu_costs_us - self.measured_us) / self.measured_us
 
 
 @dataclass(frozen=True)
 class Report:
-    """Predictions for a file of programs, and how many ops a second the simulator did."""
+    """Predictions for a file of programs, their spans, and how many ops a second of one core
+    the simulator did."""
 
     programs: list[Prediction]
+    spans: list[Spans]
     ops_per_s: float
-    inside: dict[str, bool]
-    recorded_errors: dict[str, float]
+
+    @property
+    def families(self) -> list[str]:
+        return sorted({p.family for p in self.programs})
+
+    def of(self, family: str | None = None) -> list[Prediction]:
+        """The predictions for one family, or for all programs."""
+        return [p for p in self.programs if family in (None, p.family)]
 
     def errors(self, family: str | None = None) -> list[float]:
         """|predicted − measured| / measured of each program (of one family)."""
-        return [
-            abs(p.predicted_us - p.measured_us) / p.measured_us
-            for p in self.programs
-            if family in (None, p.family)
-        ]
+        return [p.error for p in self.of(family)]
+
+    def figures(self, family: str | None = None) -> dict[str, Any]:
+        """The score of one family, or of all programs."""
+        mine = self.of(family)
+        return {
+            "programs": len(mine),
+            "error": _spread([p.error for p in mine]),
+            "inside": sum(p.inside for p in mine) / len(mine),
+            "error_with_recorded_host": _spread([p.recorded_error for p in mine]),
+            "error_without_cpu_costs": _spread([p.error_without_cpu for p in mine]),
+        }
+
+    def durations(self) -> dict[str, dict[str, float]]:
+        """Errors of the spans' durations, of all spans and by kind."""
+        kinds: dict[str, list[float]] = {"all": []}
+        for spans in self.spans:
+            for kind, errors in spans.durations.items():
+                kinds.setdefault(kind, []).extend(errors)
+                kinds["all"] += errors
+        return {kind: {"spans": len(e), **_spread(e)} for kind, e in sorted(kinds.items()) if e}
+
+    @property
+    def start_order(self) -> float | None:
+        """The share of pairs in the measured order, see :data:`ORDER`; None without pairs."""
+        pairs = sum(s.pairs for s in self.spans)
+        return sum(s.in_order for s in self.spans) / pairs if pairs else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        return {
+            "programs": [asdict(p) for p in self.programs],
+            "ops_per_s": round(self.ops_per_s),
+            "all": self.figures(),
+            "by_family": {family: self.figures(family) for family in self.families},
+            "span_duration_error": self.durations(),
+            "start_order": {
+                "agreement": self.start_order,
+                "pairs": sum(s.pairs for s in self.spans),
+                "means": ORDER,
+            },
+            "bimodal": [p.id for p in self.programs if p.bimodal],
+            "without_cpu_costs_means": WITHOUT_CPU,
+        }
 
 
-# -- the programs' file ------------------------------------------------------------------
+def score(programs: Sequence[Program], profile: DeviceProfile | None = None, speed_ns: int = 0) -> Report:
+    """Predict what each program does and compare it with what was measured.
 
-
-def load_programs(path: str | Path) -> list[Program]:
-    """Read a file of stream programs, gzipped or not.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or something in it is missing or wrong; the message says where.
+    Parameters
+    ----------
+    profile
+        The machine's profile; by default the built-in one of the H200.
+    speed_ns
+        Repeat the predictions for at least so much CPU time, for a steadier ``ops_per_s``.
     """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        programs = json.loads(data)
-    except (OSError, EOFError, ValueError, RecursionError) as error:
-        raise InputError(f"{path.name} cannot be read as stream programs in JSON ({error}).") from error
-    if not isinstance(programs, list) or not programs:
-        raise InputError(f"{path.name}: stream programs are a JSON list of at least one program.")
-    return [_program(entry, f"{path.name}, program {number}") for number, entry in enumerate(programs)]
+    profile = profile or DeviceProfile.load("h200")
+    player, alone = Player(profile), Player(without_cpu_costs(profile))
+    walls, ops_per_s = _timed(lambda: [player.wall_us(p) for p in programs], _ops(programs), speed_ns)
+    predictions = [
+        _predict(program, wall, player, alone.wall_us(program))
+        for program, wall in zip(programs, walls, strict=True)
+    ]
+    spans = [_spans(program, player.replay(program)) for program in programs if program.traced]
+    return Report(predictions, spans, ops_per_s)
 
 
-def _program(entry: Any, place: str) -> Program:
-    try:
-        place = f"{place} ({entry['id']!r})"
-        streams = entry["streams"]
-        ops = tuple(_op(op, len(streams), f"{place}, op {i}") for i, op in enumerate(entry["ops"]))
-        _check_events(ops, place)
-        passes = tuple(_pass(p, len(ops), place) for p in entry["measured"]["passes"])
-        if not passes:
-            raise InputError(f"{place}: measured.passes is empty; a score needs at least one.")
-        blocking = tuple(bool(s.get("blocking", False)) for s in streams)
-        return Program(str(entry["id"]), str(entry["family"]), blocking, ops, passes)
-    except InputError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise InputError(f"{place} is damaged: {type(error).__name__} {error}.") from error
+def _ops(programs: Sequence[Program]) -> int:
+    return sum(len(program.ops) for program in programs)
 
 
-def _pass(entry: dict[str, Any], ops: int, place: str) -> Pass:
-    host = tuple((float(entry_us), float(exit_us)) for entry_us, exit_us in entry["host_us"])
-    if len(host) != ops:
-        raise InputError(f"{place}: host_us has {len(host)} entries for {ops} ops.")
-    wall = median(float(us) for us in entry["wall_us"])
-    if not (math.isfinite(wall) and wall > 0):
-        raise InputError(f"{place}: wall_us has the median {wall}; it must be above 0.")
-    return Pass(wall, host, float(entry.get("host_run_wall_us", wall)))
+def _timed(predict: Callable[[], list[float]], ops: int, speed_ns: int) -> tuple[list[float], float]:
+    """The predicted walls, and ops a second of CPU time (the median of the repeats)."""
+    began, speeds = cpu_time_ns(), []
+    while True:
+        before = cpu_time_ns()
+        walls = predict()
+        after = cpu_time_ns()
+        speeds.append(ops * 1e9 / max(after - before, 1))
+        if after - began >= speed_ns:
+            return walls, median(speeds)
 
 
-#: What each op needs: field → (least, most) or the values allowed.
-_NEEDS: dict[str, dict[str, Any]] = {
-    "h2d": {"bytes": (1, 2**40), "host": ("pinned", "pageable")},
-    "d2h": {"bytes": (1, 2**40), "host": ("pinned", "pageable")},
-    "kernel": {"kernel": ("vadd", "spin", "gemm")},
-    "record": {"event": (0, 2**40)},
-    "wait": {"event": (0, 2**40)},
-    "sync_stream": {},
-    "sync": {},
-    "host": {"us": (0, 1e9)},
-    "vadd": {"n": (1, 2**36)},
-    "spin": {"blocks": (1, 2**31), "threads": (1, 1024), "ns": (0, 10**12)},
-    "gemm": {"m": (1, 2**17), "dtype": ("float32", "float16", "bfloat16")},
-}
-
-
-def _op(op: dict[str, Any], streams: int, place: str) -> dict[str, Any]:
-    """`op`, once every field that it needs is there and makes sense."""
-    name = op["op"]
-    if name not in _NEEDS or name in ("vadd", "spin", "gemm"):
-        raise InputError(f"{place}: op {name!r} is not known.")
-    needs = dict(_NEEDS[name])
-    if name == "kernel":
-        needs |= _NEEDS.get(op["kernel"], {})
-    if name not in ("sync", "host"):
-        needs["stream"] = (-1, streams - 1)
-    for key, allowed in needs.items():
-        value = op.get(key)
-        if isinstance(allowed[0], str):
-            good = value in allowed
-            wanted = " or ".join(allowed)
-        else:
-            number = isinstance(value, int | float if key == "us" else int) and not isinstance(value, bool)
-            good = number and allowed[0] <= value <= allowed[1]
-            wanted = f"a number from {allowed[0]} to {allowed[1]:g}"
-        if not good:
-            raise InputError(f"{place} ({name}): {key} is {value!r}; it must be {wanted}.")
-    return op
-
-
-def _check_events(ops: Sequence[dict[str, Any]], place: str) -> None:
-    """Refuse a wait for an event that was not recorded before."""
-    known: set[int] = set()
-    for i, op in enumerate(ops):
-        if op["op"] == "record":
-            known.add(op["event"])
-        elif op["op"] == "wait" and op["event"] not in known:
-            raise InputError(
-                f"{place}, op {i}: waits for event {op['event']}, which nothing recorded before."
-            )
-
-
-#: One byte that stands for all: copies and kernels move no values here.
-_BYTES = np.broadcast_to(np.zeros(1, np.uint8), (2**40,))
-
-
-# -- replaying one -----------------------------------------------------------------------
-
-
-class RecordedHost(SimHost):
-    """A host whose calls take the times that a real one took; what blocks is predicted.
-
-    :meth:`play` says which recorded times the next call has.
-    """
-
-    def __init__(self, profile: DeviceProfile) -> None:
-        super().__init__(profile)
-        self._times = (0.0, 0.0)
-        self._last_exit_us = 0.0
-
-    def play(self, times: tuple[float, float]) -> None:
-        """The next call's recorded entry and exit, in µs."""
-        self._times = times
-
-    def work(self, ns: float, gil: float = 1.0) -> None:
-        self.enter(0.0, ns)
-
-    def enter(self, between_ns: float, ns: float, held: bool = False) -> tuple[int, int]:
-        entry_us, exit_us = self._times
-        self.spend((entry_us - self._last_exit_us) * 1000)
-        entry = self.now()
-        self.spend(ns if held else (exit_us - entry_us) * 1000)
-        self._last_exit_us = exit_us
-        return entry, self.now()
-
-
-class Player:
-    """Runs programs on a simulated device, op by op, through the seam."""
-
-    def __init__(self, profile: DeviceProfile) -> None:
-        # The programs were issued by bare calls, not through this package.
-        self.profile = replace(profile, seam=None)
-
-    def wall_us(self, program: Program, recorded: Pass | None = None) -> float:
-        """The predicted wall of `program`: from the first call to the end of the last."""
-        host = SimHost(self.profile) if recorded is None else RecordedHost(self.profile)
-        device = SimDevice.open(self.profile, races="off", values=False, host=host)
-        steps = _Steps(device, program.blocking)
-        for i, op in enumerate(program.ops):
-            if recorded is not None:
-                assert isinstance(host, RecordedHost)
-                host.play(recorded.host_us[i])
-            steps.do(op)
-        return host.now() / 1000
-
-
-class _Steps:
-    """A program's ops as calls to a device's streams. One arena a memory kind stands for all
-    buffers: only sizes matter here."""
-
-    def __init__(self, device: SimDevice, blocking: Sequence[bool]) -> None:
-        self.device = device
-        self.streams: list[SimStream] = [device.stream(non_blocking=not b) for b in blocking]
-        self.events: dict[int, Event] = {}
-        self._buffers: dict[tuple[Memory, int], Buffer] = {}
-
-    def do(self, op: dict[str, Any]) -> None:
-        kind = op["op"]
-        stream = self._stream(op.get("stream", -1))
-        if kind == "h2d":
-            stream.copy(
-                self._buffer(Memory.DEVICE, op["bytes"]), self._buffer(Memory(op["host"]), op["bytes"])
-            )
-        elif kind == "d2h":
-            stream.copy(
-                self._buffer(Memory(op["host"]), op["bytes"]), self._buffer(Memory.DEVICE, op["bytes"])
-            )
-        elif kind == "kernel":
-            kernel, reads = self._kernel(op)
-            stream.launch(kernel, reads)
-        elif kind == "record":
-            self.events[op["event"]] = stream.record()
-        elif kind == "wait":
-            stream.wait(self.events[op["event"]])
-        elif kind == "sync_stream":
-            stream.synchronize()
-        elif kind == "sync":
-            self.device.synchronize()
-        else:
-            self.device.host.work(op["us"] * 1000)
-
-    def _stream(self, index: int) -> SimStream:
-        return self.device.default_stream if index < 0 else self.streams[index]
-
-    def _buffer(self, memory: Memory, nbytes: int) -> Buffer:
-        key = (memory, nbytes)
-        if key not in self._buffers:
-            self._buffers[key] = Buffer(self.device, _BYTES[:nbytes], memory)
-        return self._buffers[key]
-
-    def _kernel(self, op: dict[str, Any]) -> tuple[Kernel, tuple[Buffer, ...]]:
-        if op["kernel"] == "vadd":
-            n, mapped = op["n"], op.get("operand") == "mapped"
-            reads = (self._buffer(Memory.MAPPED, 4 * n),) if mapped else ()
-            work = Work(flops=n, bytes=12 * n, blocks=-(-n // 256), threads=256, size=n)
-            return _kernel("vector_add", work), reads
-        if op["kernel"] == "spin":
-            return _kernel("spin", Work(blocks=op["blocks"], threads=op["threads"], block_ns=op["ns"])), ()
-        return _kernel(f"gemm.{op['dtype']}", gemm(op["m"], op["dtype"])), ()
-
-
-def gemm(m: int, dtype: str) -> Work:
-    """The cost of an m × m × m matrix product: tiles of 128 × 128, two on an SM."""
-    itemsize = 4 if dtype == "float32" else 2
-    tiles = (-(-m // 128)) ** 2
-    return Work(flops=2.0 * m**3, bytes=3 * itemsize * m * m, dtype=dtype, blocks=tiles, threads=1024, size=m)
-
-
-def _kernel(name: str, work: Work) -> Kernel:
-    return Kernel(name, lambda xp, reads, writes: None, lambda reads, writes: work)
-
-
-# -- the score ---------------------------------------------------------------------------
-
-
-def score(programs: Sequence[Program], profile: DeviceProfile | None = None) -> Report:
-    """Predict each program's wall and compare it with what was measured."""
-    player = Player(profile or DeviceProfile.load("h200"))
-    clock = RealHost()
-    began = clock.now()
-    walls = [player.wall_us(program) for program in programs]
-    seconds = (clock.now() - began) / 1e9
-    predictions, inside, recorded_errors = [], {}, {}
-    for program, wall in zip(programs, walls, strict=True):
-        recorded = [player.wall_us(program, p) for p in program.passes]
-        predictions.append(Prediction(program.id, program.family, wall, recorded, program.measured_us))
-        lowest, highest = (f(p.wall_us for p in program.passes) for f in (min, max))
-        inside[program.id] = lowest * (1 - BAND) <= wall <= highest * (1 + BAND)
-        recorded_errors[program.id] = median(
+def _predict(program: Program, wall_us: float, player: Player, without_cpu_us: float) -> Prediction:
+    recorded = [player.wall_us(program, p.host_us) for p in program.passes]
+    lowest, highest = (f(p.wall_us for p in program.passes) for f in (min, max))
+    return Prediction(
+        program.id,
+        program.family,
+        wall_us,
+        recorded,
+        program.measured_us,
+        without_cpu_us,
+        median(
             abs(us - p.host_run_wall_us) / p.host_run_wall_us
             for us, p in zip(recorded, program.passes, strict=True)
-        )
-    ops = sum(len(program.ops) for program in programs)
-    return Report(predictions, ops / seconds, inside, recorded_errors)
+        ),
+        lowest * (1 - BAND) <= wall_us <= highest * (1 + BAND),
+        bimodal(program),
+    )
+
+
+def without_cpu_costs(profile: DeviceProfile) -> DeviceProfile:
+    """`profile` with a host that costs nothing, see :data:`WITHOUT_CPU`."""
+    calls = ("launch", "copy", "record", "wait", "between", "sync", "sync_idle")
+    cold = ("cold_launch", "cold_copy", "cold_event")
+    nothing: dict[str, Any] = {f"{name}_ns": 0.0 for name in (*calls, *cold)}
+    host = replace(profile.host, **nothing)
+    free = Table.constant(0.0)
+    kernels = {
+        name: replace(cost, host=cost.host and free, cold_host_ns=0.0)
+        for name, cost in profile.kernels.items()
+    }
+    return replace(profile, host=host, seam=None, kernels=kernels)
+
+
+def bimodal(program: Program) -> bool:
+    """Whether the measured walls of `program` fall into two modes.
+
+    The first repeat of each pass, with cold caches, is left out. Of the others, sorted, the
+    widest gap with at least two walls on either side has to be wider than
+    :data:`MODES_GAP` of the median, and :data:`MODES_FACTOR` times as wide as the walls on
+    either side of it spread.
+    """
+    walls = sorted(us for p in program.passes for us in (p.walls_us[1:] or p.walls_us))
+    if len(walls) < 4:
+        return False
+    split = max(range(2, len(walls) - 1), key=lambda i: walls[i] - walls[i - 1])
+    gap = walls[split] - walls[split - 1]
+    around = max(walls[split - 1] - walls[0], walls[-1] - walls[split])
+    return gap > MODES_GAP * median(walls) and gap > MODES_FACTOR * around
+
+
+# -- spans -----------------------------------------------------------------------------
+
+
+def _spans(program: Program, replay: Replay) -> Spans:
+    assert program.traced is not None
+    durations: dict[str, list[float]] = {}
+    seen = sorted(op for op in program.traced.spans if op in replay.spans)
+    for i in seen:
+        start, end = program.traced.spans[i]
+        if end > start:
+            ours = replay.spans[i][1] - replay.spans[i][0]
+            durations.setdefault(kind_of(program.ops[i]), []).append(abs(ours / (end - start) - 1))
+    return Spans(durations, *_order(program, seen, replay))
+
+
+def kind_of(op: dict[str, Any]) -> str:
+    """What an op is, in words: ``h2d pinned``, ``gemm float32``, ``vadd mapped``, ``record``."""
+    more = op.get("host") or op.get("dtype") or ("mapped" if op.get("operand") == "mapped" else "")
+    return f"{op.get('kernel', op['op'])} {more}".strip()
+
+
+def _order(program: Program, seen: Sequence[int], replay: Replay) -> tuple[int, int]:
+    """How many pairs of spans start in the measured order, of how many (see :data:`ORDER`)."""
+    assert program.traced is not None
+    if not seen:
+        return 0, 0
+    measured = _distances([program.traced.spans[i][0] for i in seen])
+    predicted = _distances([replay.spans[i][0] for i in seen])
+    calls = np.stack([_distances([p.host_us[i][0] for i in seen]) for p in program.passes])
+    streams = np.array([program.ops[i]["stream"] for i in seen])
+    counted = np.triu(streams[:, None] != streams[None, :])
+    counted &= np.abs(measured) > calls.max(axis=0) - calls.min(axis=0)
+    agree = counted & (np.sign(measured) == np.sign(predicted))
+    return int(agree.sum()), int(counted.sum())
+
+
+def _distances(times: Sequence[float]) -> NDArray[np.float64]:
+    """All differences of `times`, shape (times, times)."""
+    array = np.asarray(times, np.float64)
+    return np.subtract.outer(array, array).T
+
+
+# -- what is printed -------------------------------------------------------------------
+
+
+def _spread(errors: Sequence[float]) -> dict[str, float]:
+    return {"median": float(np.median(errors)), "p90": float(np.quantile(errors, 0.9))}
 
 
 def main(path: str | Path, as_json: bool = False) -> str:
-    """What ``heterolab bench simulator FILE`` prints: a table, or JSON."""
-    report = score(load_programs(path))
-    if as_json:
-        programs = [asdict(prediction) for prediction in report.programs]
-        return json.dumps({"programs": programs, "ops_per_s": round(report.ops_per_s)}, indent=1)
-    return "\n".join(_table(report))
+    """What ``heterolab bench simulator FILE`` prints: tables, or JSON."""
+    report = score(load_programs(path), speed_ns=SPEED_NS)
+    return json.dumps(report.as_dict(), indent=1) if as_json else "\n".join(tables(report))
 
 
-def _table(report: Report) -> Iterator[str]:
-    yield f"{'family':16} {'programs':>8} {'median':>8} {'p90':>8} {'inside':>8}   with recorded host: median"
-    families = sorted({p.family for p in report.programs})
-    for family in (*families, None):
-        mine = [p for p in report.programs if family in (None, p.family)]
-        errors = report.errors(family)
-        inside = sum(report.inside[p.id] for p in mine) / len(mine)
-        recorded = median(report.recorded_errors[p.id] for p in mine)
-        yield (
-            f"{family or 'all':16} {len(mine):8} {median(errors):8.1%} {np.quantile(errors, 0.9):8.1%} "
-            f"{inside:8.0%}   {recorded:.1%}"
+def tables(report: Report) -> Iterator[str]:
+    """The score as text: makespans by family, spans by kind, and programs with two modes."""
+    yield (
+        f"{'makespan error':16} {'programs':>8} {'median':>7} {'p90':>7} {'inside':>7}   "
+        f"{'recorded host:':>14} {'p90':>7}   {'no CPU costs:':>13} {'p90':>7}"
+    )
+    for family in (*report.families, None):
+        f = report.figures(family)
+        error, recorded, free = (
+            f[key] for key in ("error", "error_with_recorded_host", "error_without_cpu_costs")
         )
-    yield f"\n{report.ops_per_s:,.0f} ops a second"
+        star = "*" if any(p.bimodal for p in report.of(family)) else ""
+        yield (
+            f"{(family or 'all') + star:16} {f['programs']:8} {error['median']:7.1%} {error['p90']:7.1%} "
+            f"{f['inside']:7.0%}   {recorded['median']:14.1%} {recorded['p90']:7.1%}   "
+            f"{free['median']:13.1%} {free['p90']:7.1%}"
+        )
+    yield f"\n{'span durations':16} {'spans':>8} {'median':>7} {'p90':>7}"
+    for kind, d in report.durations().items():
+        yield f"{kind:16} {d['spans']:8} {d['median']:7.1%} {d['p90']:7.1%}"
+    if report.start_order is not None:
+        yield f"\nstart order: {report.start_order:.1%} ({ORDER})"
+    yield f"inside: from {BAND:.0%} below the lowest pass to {BAND:.0%} above the highest"
+    yield f"no CPU costs: {WITHOUT_CPU}"
+    for p in report.programs:
+        if p.bimodal:
+            yield f"* {p.id}: its measured walls fall into two modes; {p.error:.1%} off their median"
+    yield f"\n{report.ops_per_s:,.0f} ops a second of one core"

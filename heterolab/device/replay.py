@@ -1,0 +1,172 @@
+"""Stream programs on the simulator: the same calls through the same seam as everything else.
+
+A program is replayed from the profile alone, or with the host's own times of a measured run fed
+in (its calls that do not block, and the gaps between them), which judges the device model
+without the host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from heterolab.device.base import Buffer, Event, Kernel, Memory, Work
+from heterolab.device.profile import DeviceProfile
+from heterolab.device.programs import Program
+from heterolab.device.sim import SimDevice, SimStream
+from heterolab.device.simhost import SimHost
+from heterolab.trace.trace import D2H, H2D, KERNEL, NONE
+
+#: The host's times of a run: (entry, exit) of each op's call, in µs.
+HostTimes = Sequence[tuple[float, float]]
+
+#: One byte that stands for all: copies and kernels move no values here.
+_BYTES = np.broadcast_to(np.zeros(1, np.uint8), (2**40,))
+
+
+class RecordedHost(SimHost):
+    """A host whose calls take the times that a real one took; what blocks is predicted.
+
+    :meth:`play` says which recorded times the next call has.
+    """
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        super().__init__(profile)
+        self._times = (0.0, 0.0)
+        self._last_exit_us = 0.0
+
+    def play(self, times: tuple[float, float]) -> None:
+        """The next call's recorded entry and exit, in µs."""
+        self._times = times
+
+    def work(self, ns: float, gil: float = 1.0, waits: float | None = None) -> None:
+        self.enter(0.0, ns)
+
+    def enter(self, between_ns: float, ns: float, held: bool = False) -> tuple[int, int]:
+        entry_us, exit_us = self._times
+        self.spend((entry_us - self._last_exit_us) * 1000)
+        entry = self.now()
+        self.spend(ns if held else (exit_us - entry_us) * 1000)
+        self._last_exit_us = exit_us
+        return entry, self.now()
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A program as the simulator ran it, in µs: its wall, when the host left each op's call, and
+    op → (start, end) on the device."""
+
+    wall_us: float
+    exits_us: tuple[float, ...]
+    spans: dict[int, tuple[float, float]]
+
+
+class Player:
+    """Runs programs on a simulated device, op by op, through the seam."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        # The programs were issued by bare calls, not through this package.
+        self.profile = replace(profile, seam=None)
+
+    def wall_us(self, program: Program, host_us: HostTimes | None = None) -> float:
+        """The predicted wall of `program`: from the first call to the end of the last."""
+        host, steps = self._ready(program, host_us)
+        for i, op in enumerate(program.ops):
+            if host_us is not None:
+                assert isinstance(host, RecordedHost)
+                host.play(host_us[i])
+            steps.do(op)
+        return host.now() / 1000
+
+    def replay(self, program: Program, host_us: HostTimes | None = None) -> Replay:
+        """As :meth:`wall_us`, and where the time went."""
+        host, steps = self._ready(program, host_us)
+        exits, ops = [], {}
+        for i, op in enumerate(program.ops):
+            if host_us is not None:
+                assert isinstance(host, RecordedHost)
+                host.play(host_us[i])
+            number = steps.do(op)
+            exits.append(host.now() / 1000)
+            if number != NONE:
+                ops[number] = i
+        wall = host.now() / 1000
+        host.sleep_until(lambda: not host.agenda, "the end")  # also of what nobody waited for
+        spans = {
+            ops[span.op]: (span.start_ns / 1000, span.end_ns / 1000)
+            for span in host.recorder.since(0)
+            if span.kind in (H2D, D2H, KERNEL)
+        }
+        return Replay(wall, tuple(exits), spans)
+
+    def _ready(self, program: Program, host_us: HostTimes | None) -> tuple[SimHost, _Steps]:
+        host = SimHost(self.profile) if host_us is None else RecordedHost(self.profile)
+        device = SimDevice.open(self.profile, races="off", values=False, host=host)
+        return host, _Steps(device, program.blocking)
+
+
+class _Steps:
+    """A program's ops as calls to a device's streams. One arena a memory kind stands for all
+    buffers: only sizes matter here."""
+
+    def __init__(self, device: SimDevice, blocking: Sequence[bool]) -> None:
+        self.device = device
+        self.streams: list[SimStream] = [device.stream(non_blocking=not b) for b in blocking]
+        self.events: dict[int, Event] = {}
+        self._buffers: dict[tuple[Memory, int], Buffer] = {}
+
+    def do(self, op: dict[str, Any]) -> int:
+        """Make the op's call; gives the number of a copy or kernel."""
+        kind = op["op"]
+        stream = self._stream(op.get("stream", -1))
+        if kind in ("h2d", "d2h"):
+            on_device = self._buffer(Memory.DEVICE, op["bytes"])
+            on_host = self._buffer(Memory(op["host"]), op["bytes"])
+            return stream.copy(on_device, on_host) if kind == "h2d" else stream.copy(on_host, on_device)
+        if kind == "kernel":
+            kernel, reads = self._kernel(op)
+            return stream.launch(kernel, reads)
+        if kind == "record":
+            self.events[op["event"]] = stream.record()
+        elif kind == "wait":
+            stream.wait(self.events[op["event"]])
+        elif kind == "sync_stream":
+            stream.synchronize()
+        elif kind == "sync":
+            self.device.synchronize()
+        else:
+            self.device.host.work(op["us"] * 1000)
+        return NONE
+
+    def _stream(self, index: int) -> SimStream:
+        return self.device.default_stream if index < 0 else self.streams[index]
+
+    def _buffer(self, memory: Memory, nbytes: int) -> Buffer:
+        key = (memory, nbytes)
+        if key not in self._buffers:
+            self._buffers[key] = Buffer(self.device, _BYTES[:nbytes], memory)
+        return self._buffers[key]
+
+    def _kernel(self, op: dict[str, Any]) -> tuple[Kernel, tuple[Buffer, ...]]:
+        if op["kernel"] == "vadd":
+            n, mapped = op["n"], op.get("operand") == "mapped"
+            reads = (self._buffer(Memory.MAPPED, 4 * n),) if mapped else ()
+            work = Work(flops=n, bytes=12 * n, blocks=-(-n // 256), threads=256, size=n)
+            return _kernel("vector_add", work), reads
+        if op["kernel"] == "spin":
+            return _kernel("spin", Work(blocks=op["blocks"], threads=op["threads"], block_ns=op["ns"])), ()
+        return _kernel(f"gemm.{op['dtype']}", gemm(op["m"], op["dtype"])), ()
+
+
+def gemm(m: int, dtype: str) -> Work:
+    """The cost of an m × m × m matrix product: tiles of 128 × 128, two on an SM."""
+    itemsize = 4 if dtype == "float32" else 2
+    tiles = (-(-m // 128)) ** 2
+    return Work(flops=2.0 * m**3, bytes=3 * itemsize * m * m, dtype=dtype, blocks=tiles, threads=1024, size=m)
+
+
+def _kernel(name: str, work: Work) -> Kernel:
+    return Kernel(name, lambda xp, reads, writes: None, lambda reads, writes: work)
