@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from heterolab.pipeline.pipeline import Pipeline
     from heterolab.trace import metrics
     from heterolab.trace.trace import Trace
+    from heterolab.view.compared import compare
     from heterolab.view.panel import Panel, pipeline_panel
     from heterolab.view.timeline import describe, timeline
     from heterolab.workload import bursts, closed_loop, poisson, replay
@@ -35,6 +36,7 @@ _HOME = {
     "Trace": "heterolab.trace.trace",
     "bursts": "heterolab.workload",
     "closed_loop": "heterolab.workload",
+    "compare": "heterolab.view.compared",
     "describe": "heterolab.view.timeline",
     "lab": "heterolab.lab",
     "metrics": "heterolab.trace.metrics",
@@ -53,6 +55,7 @@ __all__ = [
     "Trace",
     "bursts",
     "closed_loop",
+    "compare",
     "describe",
     "lab",
     "metrics",

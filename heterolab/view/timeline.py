@@ -86,29 +86,18 @@ def timeline(
     longest = max((trace.end_ns for trace in traces), default=0)
     unit, unit_ns = ("ms", 1e6) if longest >= 10_000_000 else ("µs", 1e3)
     figure = go.Figure()
-    placed, tops = _stack([_place(trace, lanes) for trace in traces])
+    placed, tops = _stack([place(trace, lanes) for trace in traces])
     for kind in COLOURS:
-        figure.add_trace(_bars(kind, placed, unit_ns))
-    figure.add_trace(_hover_points(placed, unit_ns, longest))
+        figure.add_trace(bars(kind, placed, unit_ns))
+    figure.add_trace(hover_points(placed, unit_ns, longest))
     for one, top in zip(placed, tops, strict=True):
         _stamp(figure, one.trace, top)
         if bound and metrics.lanes_bound_ns(one.trace):
             _draw_bound(figure, one, top, unit_ns)
     rows = [row for one in placed for row in one.rows]
-    _lay_out(
-        figure, rows, title, text("timeline.axis", unit=unit), tops, (first / unit_ns, longest / unit_ns)
-    )
+    lay_out(figure, rows, title, text("timeline.axis", unit=unit), tops, (first / unit_ns, longest / unit_ns))
     figure.layout.meta = {"alt": " ".join(describe(one).alt for one in several)}
     return figure
-
-
-def compare(first: Shown, second: Shown, *, lanes: Lanes = "three") -> go.Figure:
-    """Two timelines on one scale, e.g. predicted and measured, with the error of the first."""
-    walls = [trace_of(one).wall_ns for one in (first, second)]
-    error = f"{100 * (walls[0] - walls[1]) / walls[1]:+.1f}" if walls[1] else "–"
-    names = [trace_of(one).stamp.partition(" · ")[0] for one in (first, second)]
-    title = text("compare.title", first=names[0], second=names[1], error=error, wall=duration(walls[1]))
-    return timeline([first, second], lanes=lanes, title=title)
 
 
 def save_html(shown: Shown, path: str | Path, *, title: str = "HeteroLab") -> Path:
@@ -130,7 +119,7 @@ def _ending_after(trace: Trace, last_ns: int | None) -> Trace:
 # -- where a span lies -------------------------------------------------------------------
 
 
-def _place(trace: Trace, lanes: Lanes) -> Placed:
+def place(trace: Trace, lanes: Lanes) -> Placed:
     """Give every span a row. The first row is at the top, at y = 0, the next at −1, …"""
     keys = _three_keys(trace) if lanes == "three" else _all_keys(trace)
     rows: list[Row] = []
@@ -139,8 +128,8 @@ def _place(trace: Trace, lanes: Lanes) -> Placed:
         middle = float(-len(rows))
         rows.append(Row(group, middle))
         depth = max(len(within), 1)
-        for place, mask in enumerate(within):
-            y[mask] = middle + FILL / 2 - FILL * (place + 0.5) / depth
+        for strip, mask in enumerate(within):
+            y[mask] = middle + FILL / 2 - FILL * (strip + 0.5) / depth
             height[mask] = FILL / depth
     return Placed(trace, y, height, tuple(rows))
 
@@ -202,7 +191,7 @@ def _stack(placed: list[Placed]) -> tuple[list[Placed], list[float]]:
 # -- what plotly draws -------------------------------------------------------------------
 
 
-def _bars(kind: str, placed: list[Placed], unit_ns: float) -> go.Scatter:
+def bars(kind: str, placed: list[Placed], unit_ns: float) -> go.Scatter:
     """All spans of one kind, as rectangles in one path with gaps."""
     xs, ys = [], []
     for one in placed:
@@ -228,7 +217,7 @@ def _bars(kind: str, placed: list[Placed], unit_ns: float) -> go.Scatter:
     )
 
 
-def _hover_points(placed: list[Placed], unit_ns: float, end_ns: int) -> go.Scatter:
+def hover_points(placed: list[Placed], unit_ns: float, end_ns: int) -> go.Scatter:
     """Invisible points along the spans that carry the hover cards."""
     xs: list[NDArray[np.float64]] = []
     ys: list[NDArray[np.float64]] = []
@@ -313,7 +302,7 @@ def _draw_bound(figure: go.Figure, one: Placed, top: float, unit_ns: float) -> N
     )
 
 
-def _lay_out(
+def lay_out(
     figure: go.Figure,
     rows: list[Row],
     title: str,
@@ -365,4 +354,4 @@ def _lay_out(
     )
 
 
-__all__ = ["Description", "card", "compare", "describe", "save_html", "timeline"]
+__all__ = ["Description", "card", "describe", "save_html", "timeline"]

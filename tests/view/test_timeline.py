@@ -13,7 +13,7 @@ from heterolab.pipeline.run import Run
 from heterolab.trace.trace import Span, Trace
 from heterolab.view.colours import COLOURS
 from heterolab.view.still import svg
-from heterolab.view.timeline import MOST_CARDS, compare, save_html, timeline
+from heterolab.view.timeline import MOST_CARDS, save_html, timeline
 
 
 def bars(figure, kind):
@@ -93,10 +93,6 @@ def test_two_traces_lie_on_one_scale_each_with_its_stamp():
     assert len(annotations(figure)) == 2
     assert len(bars(figure, "kernel")) == 4
     assert figure.layout.xaxis.range[1] == pytest.approx(30 * 1.01)
-
-
-def test_compare_tells_the_error_of_the_first():
-    assert "-50.0 %" in compare(trace(), trace(scale=2000)).layout.title.text
 
 
 def test_a_long_run_can_be_cut_to_its_end():
