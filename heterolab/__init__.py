@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from heterolab import lab, models
     from heterolab.device import open_device
     from heterolab.device.profile import DeviceProfile
+    from heterolab.pipeline.again import predict_like
     from heterolab.pipeline.pipeline import Pipeline
     from heterolab.trace import metrics
     from heterolab.trace.trace import Trace
@@ -44,6 +45,7 @@ _HOME = {
     "open_device": "heterolab.device",
     "pipeline_panel": "heterolab.view.panel",
     "poisson": "heterolab.workload",
+    "predict_like": "heterolab.pipeline.again",
     "replay": "heterolab.workload",
     "timeline": "heterolab.view.timeline",
 }
@@ -63,6 +65,7 @@ __all__ = [
     "open_device",
     "pipeline_panel",
     "poisson",
+    "predict_like",
     "replay",
     "timeline",
 ]

@@ -40,8 +40,7 @@ def pipeline(dev: Device, **settings: str) -> Trace:
     load = hl.closed_loop(n=128, in_flight=128, texts=questions()[:32])
     pipe = hl.Pipeline(hl.models.encoder(), batch=32, chunk=32, **settings)
     pipe.run(load, on=dev)
-    run = pipe.run(load, on=dev)
-    return replace(run.trace, meta={**run.trace.meta, "settings": run.settings.code()})
+    return pipe.run(load, on=dev).trace
 
 
 PROGRAMS: dict[str, Callable[[Device], Trace]] = {

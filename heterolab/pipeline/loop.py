@@ -70,7 +70,7 @@ class Loop:
             self.settings.batch, round(self.settings.max_delay_ms * 1e6), self.settings.length_aware
         )
         self.inbox: deque[Request] = deque()
-        self.source = load.source()
+        self.load, self.source = load.label, load.source()
         self.waiting: dict[Wait, Callable[[Wait], None]] = {}
         self.jobs = 0
         self.stopping = False
@@ -322,6 +322,11 @@ class Loop:
         self.device.collect()
         return self.result()
 
+    def _meta(self) -> dict[str, Any]:
+        """What a trace has to say of its run, so that it can be compared with another."""
+        answers = sum(isinstance(output, Answer) for output in list(self.outputs.values()))
+        return {"settings": asdict(self.settings), "load": self.load, "answers": answers}
+
     def result(self) -> Run:
         """The run as far as it is known now; may be called from any thread."""
         spans = self.host.recorder.since(self.first_span)
@@ -329,7 +334,7 @@ class Loop:
             spans,
             self.device.source,
             self.device.name,
-            self.device.meta() | {"settings": asdict(self.settings)},
+            self.device.meta() | self._meta(),
             origin_ns=self.origin_ns,
             first_op=self.first_op,
         )

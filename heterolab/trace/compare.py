@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from heterolab.pipeline.run import Run
 
 #: What may be said against a comparison that is made all the same; see :attr:`Differences.doubts`.
-OTHER_DEVICE, OTHER_BATCHES, OTHER_OPS, EVENTS_SEE_ENDS = "device", "batches", "ops", "events"
+OTHER_DEVICE, OTHER_BATCHES, OTHER_OPS = "device", "batches", "ops"
+EVENTS_SEE_ENDS, UNKNOWN_LOAD = "events", "load"
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ class Differences:
     doubts
         Why the errors say less than they seem to: ``device`` (the traces are of two machines),
         ``batches`` (the requests were put together otherwise), ``ops`` (some ops are in one trace
-        only), ``events`` (CUDA events see a composite op as one span, its pauses included).
+        only), ``events`` (CUDA events see a composite op as one span, its pauses included), ``load``
+        (one of the two does not say which requests it served).
     """
 
     measured: Trace
@@ -382,6 +384,9 @@ def _doubts(measured: Trace, predicted: Trace, pairs: Sequence[Pair], unjoined: 
     coarse = "cuda-events" in (measured.source, predicted.source)
     if coarse and any(pair.measured.pieces != pair.predicted.pieces for pair in pairs):
         found.append(EVENTS_SEE_ENDS)
+    noted = [("settings" in trace.meta, "load" in trace.meta) for trace in (measured, predicted)]
+    if any(settings for settings, _ in noted) and not all(load for _, load in noted):
+        found.append(UNKNOWN_LOAD)
     return tuple(found)
 
 

@@ -161,8 +161,9 @@ class Trace:
         first_op: int = 0,
     ) -> Trace:
         """A trace of `spans`, with times counted from `origin_ns` and ops from `first_op`, so
-        that what ran on the host before does not show."""
-        moved = (span.moved(origin_ns, first_op) for span in spans)
+        that what ran on the host before does not show: nor what was issued before, and whose
+        spans a real device told late (a warm-up)."""
+        moved = (span.moved(origin_ns, first_op) for span in spans if span.op >= first_op)
         rows = sorted(moved, key=lambda s: (s.start_ns, s.op, s.kind))
         columns: dict[str, NDArray[Any]] = {}
         for index, name in enumerate(Span._fields):

@@ -176,7 +176,7 @@ def test_other_settings_are_refused_by_name():
     settings = {"batch": 8, "streams": 2}
     with pytest.raises(InputError, match=r"batch=8 and batch=32"):
         differences(two_batches(settings=settings), predicted(settings=settings | {"batch": 32}))
-    differences(two_batches(settings=settings), predicted(settings=settings))
+    assert differences(two_batches(settings=settings), predicted(settings=settings)).pairs
 
 
 def test_other_loads_are_refused():
@@ -201,6 +201,14 @@ def test_other_batches_are_compared_with_a_doubt():
     larger = [span._replace(bytes=2 * span.bytes) for span in predicted()]
     found = differences(two_batches(), Trace.from_spans(larger, "simulated", "NVIDIA H200"))
     assert found.doubts == (compare.OTHER_BATCHES,)
+
+
+def test_requests_that_nobody_noted_are_a_doubt():
+    settings = {"batch": 8}
+    found = differences(two_batches(settings=settings, load="a"), predicted(settings=settings))
+    assert found.doubts == (compare.UNKNOWN_LOAD,)
+    both = differences(two_batches(settings=settings, load="a"), predicted(settings=settings, load="a"))
+    assert both.doubts == ()
 
 
 def test_events_see_a_composite_from_end_to_end():

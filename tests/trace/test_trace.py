@@ -40,9 +40,16 @@ def test_what_was_measured_says_how(source) -> None:
 
 def test_times_and_ops_can_count_from_the_start_of_a_run() -> None:
     trace = Trace.from_spans(SPANS, "simulated", "x", origin_ns=10, first_op=1)
-    assert (trace.start_ns, trace.end_ns, trace.wall_ns) == (5, 80, 75)
+    assert (trace.start_ns, trace.end_ns, trace.wall_ns) == (10, 80, 70)
     (kernel,) = trace.kind("kernel")
     assert (kernel.op, kernel.queued_ns, kernel.after) == (0, 10, NONE)
+
+
+def test_what_was_issued_before_a_run_is_not_in_its_trace() -> None:
+    """A real device tells the spans of the warm-up when the run has begun already."""
+    trace = Trace.from_spans(SPANS, "cupti", "x", origin_ns=10, first_op=1)
+    assert trace["op"].tolist() == [0, 0]
+    assert "h2d" not in trace["kind"].tolist()
 
 
 def test_an_empty_trace_is_a_trace(tmp_path) -> None:
