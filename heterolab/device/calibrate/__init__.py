@@ -225,15 +225,19 @@ def _base_of(device: Device, base: str | None) -> Json:
 def _host_sections(device: Device, model: Any, effort: Effort, tell: Callable[[str], None]) -> Json:
     """What is measured on the host, whatever the device."""
     tell("the host's work in real runs of the pipeline")
-    inside = insitu.pipeline_costs(device, model, effort)
-    alone = hostside.stages(model, effort, leave_out=inside["stages"])
+    runs = insitu.InRuns(device, model, effort)
+    runs.watch()
     tell("the interpreter lock")
     locks = lock.shares(device, model)
+    runs.watch()
     tell("host calls, waiting, workers")
     calls = hostside.host_calls(device, effort)
     late = hostside.waiting(device, effort)
-    step = inside["loop_step"]
     pools = hostside.workers(device, effort)
+    runs.watch()
+    inside = runs.costs()
+    alone = hostside.stages(model, effort, leave_out=inside["stages"])
+    step = inside["loop_step"]
     return {
         "cpu_costs": insitu.stage_sections(inside, alone, locks),
         "calls": calls,

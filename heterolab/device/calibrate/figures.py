@@ -32,8 +32,8 @@ class Effort:
     images: tuple[int, ...]
     stage_seconds: float  # at most, a stage and size
     batches: tuple[int, ...] = (1, 4, 16)  # of the pipelines that are watched
-    batches_each: int = 6
-    calls_each: int = 6  # requests at least, where the device is not this CPU
+    batches_each: int = 3
+    calls_each: int = 3  # requests at least, where the device is not this CPU
 
     @classmethod
     def quick(cls) -> Effort:
@@ -48,7 +48,7 @@ class Effort:
         by_tokens = {b * t: (b, t) for b in batches for t in tokens if t in (16, 32) or b in (1, 128)}
         shapes = tuple(by_tokens[n] for n in sorted(by_tokens))
         sizes = tuple(1 << power for power in range(10, 27, 2))
-        return cls(30, sizes, shapes, (1, 4, 8, 16, 32, 64), 1.0, (1, 4, 16, 64), 12, 48)
+        return cls(30, sizes, shapes, (1, 4, 8, 16, 32, 64), 1.0, (1, 4, 16, 64), 8, 24)
 
 
 def median(samples: Sequence[float]) -> float:

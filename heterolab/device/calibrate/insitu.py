@@ -4,6 +4,10 @@ A stage that is timed alone, again and again on the same bytes, finds everything
 caches; between a forward pass and a copy it does not. So a few runs are made with no workers
 (one thread does all the work, nobody contends), every call of that thread is timed, and what
 the calls leave of the run's wall is the loop itself.
+
+A host's speed wanders (its clock, its neighbours): the same launches took 7 and 12 ms in different
+quarters of a minute. So the runs are made in several passes, apart from each other, and the median
+of the passes' means counts.
 """
 
 from __future__ import annotations
@@ -58,6 +62,10 @@ class Watch:
             self.accounted_ns += taken
             kept.append(taken)
 
+    def launch_times(self, kernel: str) -> list[float]:
+        """Of that kernel, whatever its size."""
+        return [ns for kept in self.launches[kernel].values() for ns in kept]
+
 
 @contextmanager
 def watched(device: Device, watch: Watch, streams: Sequence[Stream]) -> Iterator[None]:
@@ -107,13 +115,61 @@ def _watch_stream(device: Device, watch: Watch, stream: Stream) -> None:
     stream.launch, stream.copy, stream.record = timed_launch, timed_copy, timed_record  # type: ignore[method-assign]
 
 
-def watch_pipelines(device: Device, model: Any, effort: Effort) -> Watch:
-    """Run every job at every batch size of `effort`; gives all times."""
-    watch = Watch()
-    for job in JOBS:
-        for batch in effort.batches:
-            _watch_one(device, model, watch, job, batch, effort)
-    return watch
+class InRuns:
+    """Passes over every job at every batch size of `effort`; see the module.
+
+    The first pass, on creation, is not watched: it compiles kernels and fills memory pools.
+    """
+
+    def __init__(self, device: Device, model: Any, effort: Effort) -> None:
+        self.device, self.model, self.effort = device, model, effort
+        self.passes: list[Watch] = []
+        self._pass(Watch())
+
+    def watch(self) -> None:
+        """Make one more pass."""
+        self.passes.append(self._pass(Watch()))
+
+    def _pass(self, watch: Watch) -> Watch:
+        for job in JOBS:
+            for batch in self.effort.batches:
+                _watch_one(self.device, self.model, watch, job, batch, self.effort)
+        return watch
+
+    def costs(self) -> Json:
+        """What the pipeline's host pays: stages by size, launches by kernel, calls, and the loop.
+
+        Returns
+        -------
+        ``stages``: tables by name; ``launches``: by kernel the time in `launch`; ``calls``: of
+        copies and `record`; ``loop_step``: of a step, all of these apart. Each with its ``mean``
+        (the median of the passes' means), spread, and the means of the ``passes``.
+        """
+        stages = {name: stage_table([w.stages[name] for w in self.passes]) for name in self.passes[0].stages}
+        steps = [step_costs(watch.loop_steps) for watch in self.passes]
+        each_ns = median([each for _, each in steps])
+        # Taking a request from its source lies outside of the call, and goes with it.
+        admit = stages["admit"]
+        for column in ("ns", "p10", "p90"):
+            rows = zip(admit["sizes"], admit[column], strict=True)
+            admit[column] = [round(ns + each_ns * size, 1) for size, ns in rows]
+        launches = self.passes[0].launches
+        return {
+            "stages": stages,
+            "launches": {
+                name: summary([
+                    [ns for kept in w.launches[name].values() for ns in kept] for w in self.passes
+                ])
+                for name in launches
+            },
+            "calls": {name: summary([w.calls[name] for w in self.passes]) for name in self.passes[0].calls},
+            "loop_step": {
+                "mean": round(median([fixed for fixed, _ in steps]), 1),
+                "passes": [round(fixed, 1) for fixed, _ in steps],
+                "each_request": round(each_ns, 1),
+            }
+            | spread([ns for w in self.passes for ns, _ in w.loop_steps]),
+        }
 
 
 def _watch_one(
@@ -150,25 +206,34 @@ def mean(samples: Sequence[float]) -> float:
     return float(np.mean(kept))
 
 
-def stage_table(samples: dict[int, list[float]], sizes: Sequence[int]) -> Json:
-    """A profile's table of a stage. Sizes that the pipeline met in between are joined to the
-    nearest of `sizes`, scaled: a cost grows about in proportion to its size there."""
-    binned: dict[int, list[float]] = defaultdict(list)
-    at: dict[int, list[int]] = defaultdict(list)
-    for size, kept in samples.items():
-        nearest = min(sizes, key=lambda s: abs(np.log(s / max(size, 1))))
-        binned[nearest] += kept
-        at[nearest] += [size] * len(kept)
+def summary(passes: Sequence[Sequence[float]]) -> Json:
+    """Means of the passes, their median, and the spread of all samples."""
+    means = [round(mean(kept), 1) for kept in passes]
+    return {"mean": median(means), "passes": means} | spread([ns for kept in passes for ns in kept])
+
+
+#: Sizes that a stage's samples are gathered at.
+SIZES = [2**k for k in range(14)]
+
+
+def stage_table(passes: Sequence[dict[int, list[float]]]) -> Json:
+    """A profile's table of a stage, from its samples by size in each pass.
+
+    Sizes that the pipeline met in between two of :data:`SIZES` are joined to the nearer one.
+    """
+    nearest = {size: min(SIZES, key=lambda s: abs(np.log(s / max(size, 1)))) for by in passes for size in by}
     rows = []
-    for nearest in sorted(binned):
-        middle = float(np.mean(at[nearest]))
-        rows.append((middle, mean(binned[nearest]), spread(binned[nearest])))
-    rows = [row for i, row in enumerate(rows) if not i or row[0] > rows[i - 1][0]]
+    for gathered in sorted(set(nearest.values())):
+        sizes = sorted(size for size, near in nearest.items() if near == gathered)
+        found = [[ns for size in sizes for ns in by.get(size, ())] for by in passes]
+        at = float(np.mean([size for by in passes for size in sizes for _ in by.get(size, ())]))
+        rows.append((at, summary([kept for kept in found if kept])))
     return {
-        "sizes": [round(row[0], 1) for row in rows],
-        "ns": [round(row[1], 1) for row in rows],
-        "p10": [row[2]["p10"] for row in rows],
-        "p90": [row[2]["p90"] for row in rows],
+        "sizes": [round(at, 1) for at, _ in rows],
+        "ns": [row["mean"] for _, row in rows],
+        "p10": [row["p10"] for _, row in rows],
+        "p90": [row["p90"] for _, row in rows],
+        "passes": [row["passes"] for _, row in rows],
     }
 
 
@@ -181,37 +246,7 @@ def step_costs(steps: Sequence[tuple[float, int]]) -> tuple[float, float]:
     return max(float(fixed), 0.0), max(float(each), 0.0)
 
 
-def pipeline_costs(device: Device, model: Any, effort: Effort) -> Json:
-    """What the pipeline's host pays: stages by size, launches by kernel, calls, and the loop.
-
-    Returns
-    -------
-    ``stages``: tables by name; ``launches``: by kernel the mean and spread of the time in
-    `launch`; ``calls``: of copies and `record`; ``loop_step``: of a step, all of these apart.
-    """
-    watch = watch_pipelines(device, model, effort)
-    powers = [2**k for k in range(14)]
-    stages = {name: stage_table(samples, powers) for name, samples in watch.stages.items()}
-    step_ns, each_ns = step_costs(watch.loop_steps)
-    # Taking a request from its source lies outside of the call, and goes with it.
-    admit = stages["admit"]
-    admit["ns"] = [
-        round(ns + each_ns * size, 1) for size, ns in zip(admit["sizes"], admit["ns"], strict=True)
-    ]
-    return {
-        "stages": stages,
-        "launches": {
-            name: {"mean": round(mean(every := [ns for kept in by_size.values() for ns in kept]), 1)}
-            | spread(every)
-            for name, by_size in watch.launches.items()
-        },
-        "calls": {name: {"mean": round(mean(kept), 1)} | spread(kept) for name, kept in watch.calls.items()},
-        "loop_step": {"mean": round(step_ns, 1), "each_request": round(each_ns, 1)}
-        | spread([ns for ns, _ in watch.loop_steps]),
-    }
-
-
-SOURCE = "measured: in real runs without workers, means"
+SOURCE = "measured: in real runs without workers, median of the passes' means"
 
 
 def stage_sections(inside: Json, alone: Json, locks: dict[str, Json]) -> Json:
