@@ -302,3 +302,16 @@ def seam_section(bare: Json, calls: Json, inside: Json, locks: dict[str, Json]) 
         "measured": {"warm": calls, "in runs": inside["calls"]},
         "source": "measured: warm calls among the others, and in real runs (cold)",
     }
+
+
+def refreshed(profile: Json, inside: Json) -> Json:
+    """`profile` (a calibrated one) with the costs of the host's work from later runs in it."""
+    stages = {name: entry | inside["stages"].get(name, {}) for name, entry in profile["cpu_costs"].items()}
+    seam = profile["seam"]
+    calls = seam["measured"]["warm"]
+    return profile | {
+        "cpu_costs": stages,
+        "kernels": with_launches(profile["kernels"], inside, max(calls["between"]["median"], 0)),
+        "waiting": profile["waiting"] | {"loop_step_ns": inside["loop_step"]["mean"]},
+        "seam": seam_section(seam, calls, inside, {"call": {"gil": seam["call_gil"]}}),
+    }
