@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heterolab import lab, models
     from heterolab.device import open_device
+    from heterolab.device.imagined import imagined
     from heterolab.device.profile import DeviceProfile
     from heterolab.pipeline.again import predict_like
     from heterolab.pipeline.pipeline import Pipeline
@@ -39,6 +40,7 @@ _HOME = {
     "closed_loop": "heterolab.workload",
     "compare": "heterolab.view.compared",
     "describe": "heterolab.view.timeline",
+    "imagined": "heterolab.device.imagined",
     "lab": "heterolab.lab",
     "metrics": "heterolab.trace.metrics",
     "models": "heterolab.models",
@@ -59,6 +61,7 @@ __all__ = [
     "closed_loop",
     "compare",
     "describe",
+    "imagined",
     "lab",
     "metrics",
     "models",

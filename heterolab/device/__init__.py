@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from heterolab.device.base import Device
+from heterolab.device.profile import DeviceProfile
 from heterolab.errors import DeviceUnavailable, InputError
 
 __all__ = ["open_device"]
 
 
-def open_device(name: str | None = None, **options: Any) -> Device:
+def open_device(name: str | DeviceProfile | None = None, **options: Any) -> Device:
     """Open the device called `name`.
 
     Parameters
@@ -21,7 +22,7 @@ def open_device(name: str | None = None, **options: Any) -> Device:
     name
         ``"sim:h200"`` (a simulated GPU from the profile of that name, or from a JSON file:
         ``"sim:my.json"``), ``"cpu"`` (this machine's CPU plays the device, in real time),
-        ``"cuda"`` or ``"cuda:1"`` (a real GPU). None takes the environment's
+        ``"cuda"`` or ``"cuda:1"`` (a real GPU). A profile is simulated. None takes the environment's
         ``HETEROLAB_DEVICE``, else CUDA where it works, else ``"sim:h200"``: the device's repr
         says which, and why.
     **options
@@ -35,6 +36,11 @@ def open_device(name: str | None = None, **options: Any) -> Device:
     DeviceUnavailable
         The device asked for by name cannot be had. Nothing is put in its place.
     """
+    if isinstance(name, DeviceProfile):
+        from heterolab.device.sim import SimDevice
+
+        _known(options, name.name, SimDevice.open)
+        return SimDevice.open(name, **options)
     why = ""
     asked = os.environ.get("HETEROLAB_DEVICE", "") if name is None else str(name)
     if not asked:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,34 @@ SHEETS = {
         link_gb_s=12,
         tflops={"float32": 8.1, "float16": 65, "int32": 8.1},
     ),
+    "l4": Sheet(
+        name="NVIDIA L4",
+        date="2023",
+        source="NVIDIA L4 datasheet: 300 GB/s, fp32 30.3, tensor fp16 and bf16 242 TFLOP/s with sparsity, "
+        "half of it without; PCIe 4 x16. 58 SMs: what that fp32 rate comes to at its clock of 2.04 GHz; "
+        "int32 at half of fp32, and 48 MB of L2, as in NVIDIA's Ada whitepaper",
+        sms=58,
+        threads_per_sm=1536,
+        blocks_per_sm=24,
+        memory_bytes=24_000_000_000,
+        memory_gb_s=300,
+        link_gb_s=25,
+        tflops={"float32": 30.3, "float16": 121, "bfloat16": 121, "int32": 15.1},
+    ),
+    "rtx4090": Sheet(
+        name="NVIDIA GeForce RTX 4090",
+        date="2022",
+        source="NVIDIA Ada whitepaper: 128 SMs, 72 MB of L2, 1008 GB/s, fp32 82.6, int32 41.3, tensor fp16 "
+        "and bf16 165.2 TFLOP/s without sparsity, adding up in fp32 as torch does (fp16 adding up in "
+        "fp16: 330.3); PCIe 4 x16",
+        sms=128,
+        threads_per_sm=1536,
+        blocks_per_sm=24,
+        memory_bytes=24_000_000_000,
+        memory_gb_s=1008,
+        link_gb_s=25,
+        tflops={"float32": 82.6, "float16": 165.2, "bfloat16": 165.2, "int32": 41.3},
+    ),
 }
 
 
@@ -87,10 +116,10 @@ def derive(measured: dict[str, Any], sheet: Sheet, reference: Sheet = H200) -> d
     profile["provenance"] = {"kind": "datasheet estimate", "date": sheet.date, "driver": "", "method": note}
     profile["limits"]["memory_bytes"] = sheet.memory_bytes
     for direction in ("h2d", "d2h"):
-        _scale(profile["copies"][direction], link)
-    _scale(profile["copies"]["inside"], memory)
-    _scale(profile["mapped"], link)
-    _add_slower_link(profile["pageable"]["d2h"], measured["copies"]["d2h"], profile["copies"]["d2h"])
+        scale(profile["copies"][direction], link)
+    scale(profile["copies"]["inside"], memory)
+    scale(profile["mapped"], link)
+    add_slower_link(profile["pageable"]["d2h"], measured["copies"]["d2h"], profile["copies"]["d2h"])
 
     compute = profile["compute"]
     compute |= {
@@ -103,14 +132,15 @@ def derive(measured: dict[str, Any], sheet: Sheet, reference: Sheet = H200) -> d
         for dtype, rate in compute["flops_per_ns"].items()
         if dtype in sheet.tflops
     }
-    _scale(compute["memory"], memory)
+    scale(compute["memory"], memory)
     profile["kernels"] = _kernels(profile["kernels"], sheet, reference)
     for section in ("copies", "pageable", "mapped", "compute"):
         profile[section]["source"] = note
     for kernel in profile["kernels"].values():
         kernel["source"] = note
-    for section in ("host", "waiting", "workers", "gaps"):
-        profile[section]["source"] = f"as measured with the {reference.name}: the software's"
+    for section in ("host", "seam", "waiting", "workers", "gaps"):
+        if profile.get(section):
+            profile[section]["source"] = f"as measured with the {reference.name}: the software's"
     for cost in profile["cpu_costs"].values():
         cost["source"] = f"as measured on the {reference.name}'s host"
     return profile
@@ -121,27 +151,36 @@ def _kernels(measured: dict[str, Any], sheet: Sheet, reference: Sheet) -> dict[s
     a type that the GPU has no rate for (``gemm.bfloat16``) is left out."""
     kernels = {}
     for name, kernel in measured.items():
-        suffix = name.rpartition(".")[2]
-        dtype = suffix if suffix in reference.tflops else "float32"
+        dtype = dtype_of(name, reference.tflops)
         if dtype in sheet.tflops:
-            by_arithmetic = name.startswith(("gemm", "encoder.forward"))
             fast, slow = (
                 (reference.tflops[dtype], sheet.tflops[dtype])
-                if by_arithmetic
+                if by_arithmetic(name)
                 else (reference.memory_gb_s, sheet.memory_gb_s)
             )
-            _scale(kernel, fast / slow)
+            scale(kernel, fast / slow)
             kernels[name] = kernel
     return kernels
 
 
-def _scale(table: dict[str, Any], ratio: float) -> None:
+def by_arithmetic(kernel: str) -> bool:
+    """Whether a kernel known by name is limited by arithmetic: it is mostly matrix products."""
+    return kernel.startswith(("gemm", "encoder.forward"))
+
+
+def dtype_of(kernel: str, rates: Container[str]) -> str:
+    """The type that a kernel known by name computes in: the end of its name, or float32."""
+    suffix = kernel.rpartition(".")[2]
+    return suffix if suffix in rates else "float32"
+
+
+def scale(table: dict[str, Any], ratio: float) -> None:
     """Make what grows with size `ratio` times slower; the start of the table stays."""
     first = table["ns"][0]
     table["ns"] = [round(first + (ns - first) * ratio, 1) for ns in table["ns"]]
 
 
-def _add_slower_link(held: dict[str, Any], measured: dict[str, Any], scaled: dict[str, Any]) -> None:
+def add_slower_link(held: dict[str, Any], measured: dict[str, Any], scaled: dict[str, Any]) -> None:
     """A host that is held until the bytes have arrived waits for the slower link as well."""
     before = Table(tuple(measured["sizes"]), tuple(measured["ns"]))
     after = Table(tuple(scaled["sizes"]), tuple(scaled["ns"]))
@@ -164,10 +203,14 @@ def _lines(value: Any, indent: int) -> str:
 
 
 def main() -> None:
-    """Write the datasheet profiles anew."""
+    """Write the profiles anew that are made from the measured one."""
+    from heterolab.device.imagined import one_memory
+
     measured = json.loads((BUILT_IN / f"{MEASURED}.json").read_text(encoding="utf-8"))
-    for name, sheet in SHEETS.items():
-        (BUILT_IN / f"{name}.json").write_text(dumps(derive(measured, sheet)), encoding="utf-8")
+    made = {name: derive(measured, sheet) for name, sheet in SHEETS.items()}
+    made["one_memory"] = dict(one_memory().raw)
+    for name, profile in made.items():
+        (BUILT_IN / f"{name}.json").write_text(dumps(profile), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -289,6 +290,8 @@ class DeviceProfile:
     cpu_costs: Mapping[str, CpuCost] = field(default_factory=dict)
     kernels: Mapping[str, KernelCost] = field(default_factory=dict)
     seam: HostCosts | None = None
+    #: What it was read from, the texts and spreads beside the numbers included.
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, name: str | Path) -> DeviceProfile:
@@ -347,7 +350,27 @@ class DeviceProfile:
             cpu_costs={k: reader.cpu_cost(v, f"cpu_costs.{k}") for k, v in reader.section(data, "cpu_costs")},
             kernels={k: reader.kernel(v, f"kernels.{k}") for k, v in reader.section(data, "kernels")},
             seam=None if data.get("seam") is None else reader.record(HostCosts, data, "seam"),
+            raw=data,
         )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the profile as a file; ``open_device("sim:PATH")`` opens it.
+
+        Raises
+        ------
+        ProfileError
+            Its numbers were changed in code: make a changed profile with ``hl.imagined``.
+        """
+        from heterolab.device.datasheet import dumps
+
+        if not self.raw or DeviceProfile.from_json(self.raw) != self:
+            raise ProfileError(
+                f"the profile of {self.name} is no longer what it was read from. Make a changed one with "
+                "hl.imagined(name, base=..., ...), which can be saved."
+            )
+        path = Path(path)
+        path.write_text(dumps(dict(self.raw)), encoding="utf-8")
+        return path
 
     # -- the numbers asked for by name ---------------------------------------------------
 
@@ -469,6 +492,7 @@ class _Reader:
         if place not in data:
             raise self.missing(place)
         entry = self.mapping(data[place], place)
+        self.slips(entry, [spec.name for spec in fields(cls)], place)  # type: ignore[arg-type]
         values = {}
         for spec in fields(cls):  # type: ignore[arg-type]
             if spec.name in entry:
@@ -476,6 +500,15 @@ class _Reader:
             elif spec.default is MISSING:
                 raise self.missing(f"{place}.{spec.name}")
         return cls(**values)
+
+    def slips(self, entry: dict[str, Any], known: list[str], place: str) -> None:
+        """Refuse a name that is nearly that of a field which is not there: it would not count."""
+        unset = [name for name in known if name not in entry]
+        for name in entry:
+            if name not in known and (near := get_close_matches(name, unset, 1, 0.75)):
+                raise ProfileError(
+                    f"{self.origin}: {place} has no field {name!r}. Did you mean {place}.{near[0]}?"
+                )
 
     def _field(self, spec: Field[Any], entry: dict[str, Any], place: str) -> Any:
         value, kind = entry[spec.name], str(spec.type)
