@@ -257,4 +257,6 @@ def balanced_rounds(dev: Device) -> int:
     while kernel_ns(2 * k) < target and 2 * k < MOST_ROUNDS:
         k *= 2
     low, high = kernel_ns(k), kernel_ns(2 * k)
+    if high <= low:
+        return k  # its memory limits it: more rounds take no longer yet
     return round(k + k * max(target - low, 0) / (high - low))

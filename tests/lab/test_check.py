@@ -86,6 +86,35 @@ def test_ratios_have_two_bounds_and_room_for_noise(value: float, source: str, st
     assert found.state == state
 
 
+@pytest.mark.parametrize(
+    ("value", "own", "state"),
+    [
+        (1.0, None, "pass"),  # nobody asks what the course's solution gets
+        (1.6, 1.0, "fail"),  # this machine could do it
+        (1.6, 1.6, "inconclusive"),  # this machine cannot
+        (2.4, 1.6, "fail"),  # it can do better than that
+        (1.3, 2.4, "fail"),  # another answer than the course's: not to be believed
+        (0.5, 0.5, "inconclusive"),
+        (0.5, 1.6, "fail"),
+    ],
+)
+def test_a_machine_on_which_the_courses_own_solution_fails_proves_nothing(
+    value: float, own: float | None, state: str
+) -> None:
+    asked: list[float] = []
+
+    def reference() -> float:
+        assert own is not None
+        asked.append(own)
+        return own
+
+    words = {"wall": "2.00", "best": "1.00", "below": "03.speed.skipped", "above": "03.speed.slow"}
+    found = ratio("03.speed", value, 0.9, 1.2, reference=reference, **words)  # type: ignore[arg-type]
+    assert found.state == state
+    assert ("this machine" in found.problem) == (state == "inconclusive")
+    assert asked == ([] if own is None else [own])
+
+
 def test_an_unknown_exercise_is_refused_with_those_there_are() -> None:
     with pytest.raises(InputError, match="03-1"):
         check("99-9")

@@ -489,3 +489,35 @@ def test_sums_that_lack_something_are_told_what(device: str, answer: Callable[..
     verdict = check("03-3", answer, on=hl.open_device(device))
     assert verdict.state == "fail", verdict
     assert WRONG_SUMS[answer] in " ".join(repr(verdict).split()), verdict
+
+
+# -- on a machine where the exercise proves nothing ------------------------------------------------
+
+
+def test_where_cpu_and_gpu_share_their_memory_a_pageable_copy_is_no_cause() -> None:
+    """Program a is not slow there, so nobody can see its cause, and a wrong one is not held
+    against the student. The others' causes show there as well."""
+    dev = hl.open_device("sim:one_memory")
+    programs = {name: original.program for name, original in broken.PROGRAMS.items()}
+    verdict = check("03-2", {name: (program, "cannot") for name, program in programs.items()}, on=dev)
+    assert verdict.found[0].state == "inconclusive"
+    assert "Program a: on this machine it is not slow" in verdict.found[0].problem
+
+
+def test_a_serial_answer_fails_also_where_the_courses_own_misses_the_bound() -> None:
+    machine = hl.imagined("one engine", copies={"both_speed": 0.5}, faster={"link": 0.25})
+    dev = hl.open_device(machine)
+    assert check("03-1", right, on=dev).state == "inconclusive"
+
+    def one_after_the_other(dev: Device, job: Job, chunks: int, queues: Queues) -> None:
+        for i, part in enumerate(job.parts(chunks)):
+            queue, d = queues[i % len(queues)], job.d[part]
+            queue.copy(d, job.h_in[part])
+            queue.launch(job.kernel, reads=[d], writes=[d])
+            queue.copy(job.h_out[part], d)
+            if i + 1 < chunks:
+                for other in queues:
+                    other.wait(queue.record())
+        dev.synchronize()
+
+    assert check("03-1", one_after_the_other, on=dev).state == "fail"
