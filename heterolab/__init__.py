@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from heterolab.trace import metrics
     from heterolab.trace.trace import Trace
     from heterolab.view.compared import compare
-    from heterolab.view.panel import Panel, pipeline_panel
+    from heterolab.view.panel import Panel
+    from heterolab.view.pipelines import pipeline_panel
     from heterolab.view.timeline import describe, timeline
     from heterolab.workload import bursts, closed_loop, poisson, replay
 
@@ -45,7 +46,7 @@ _HOME = {
     "metrics": "heterolab.trace.metrics",
     "models": "heterolab.models",
     "open_device": "heterolab.device",
-    "pipeline_panel": "heterolab.view.panel",
+    "pipeline_panel": "heterolab.view.pipelines",
     "poisson": "heterolab.workload",
     "predict_like": "heterolab.pipeline.again",
     "replay": "heterolab.workload",

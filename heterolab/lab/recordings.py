@@ -10,6 +10,7 @@ from pathlib import Path
 import heterolab
 from heterolab.lab.messages import text
 from heterolab.lab.shown import show
+from heterolab.trace.compare import settings_of
 from heterolab.trace.trace import Trace
 
 
@@ -34,6 +35,20 @@ def recording(name: str) -> Trace | None:
     place = folder()
     path = place / f"{name}.json.gz" if place else None
     return Trace.load(path) if path and path.exists() else None
+
+
+def like(trace: Trace) -> Trace | None:
+    """The first recording of a pipeline that ran with the settings (and, where both tell it, the
+    load) of the run that `trace` shows; None where there is none."""
+    wanted, place = settings_of(trace), folder()
+    if wanted is None or place is None:
+        return None
+    for path in sorted(place.glob("*.json.gz")):
+        recorded = Trace.load(path)
+        loads = {one.meta["load"] for one in (recorded, trace) if "load" in one.meta}
+        if settings_of(recorded) == wanted and len(loads) <= 1:
+            return recorded
+    return None
 
 
 class NoRecording:

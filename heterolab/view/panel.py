@@ -14,12 +14,9 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from html import escape
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
@@ -27,17 +24,16 @@ import plotly.graph_objects as go
 from heterolab.errors import HeteroLabError, InputError
 from heterolab.trace.trace import Trace
 from heterolab.view.catalogue import text
-from heterolab.view.knobs import Choices, Knobs, allowed, arguments, check_choices
+from heterolab.view.knobs import Choices, Knobs, arguments
+from heterolab.view.picture import Picture
 from heterolab.view.still import svg
+from heterolab.view.switch import CompareSwitch
 from heterolab.view.timeline import Lanes, timeline
 from heterolab.view.words import describe, diagnosis, error_in_words, figures, table, trace_of
 
 if TYPE_CHECKING:
-    from heterolab.device.base import Device
-    from heterolab.models.encoder import Encoder
-    from heterolab.pipeline.run import Run
+    from heterolab.view.compared import Comparison
     from heterolab.view.words import Shown
-    from heterolab.workload import Load
 
 #: How often a live picture is redrawn; it takes at most a fifth of the time, see `_follow`.
 REFRESH_S, REST = 0.2, 4
@@ -77,6 +73,9 @@ class Panel(widgets.VBox):  # type: ignore[misc]
         From the knobs' values, the line of code that does the same as this panel.
     lanes, bound
         As in :func:`heterolab.view.timeline.timeline`.
+    counterpart
+        ``counterpart(shown, **knobs)``: the prediction of what the job measured, or a measurement
+        of what it predicted. With it, a switch lays one over the other.
 
     Attributes
     ----------
@@ -97,6 +96,7 @@ class Panel(widgets.VBox):  # type: ignore[misc]
         code: Callable[[dict[str, Any]], str] | None = None,
         lanes: Lanes = "three",
         bound: bool = False,
+        counterpart: Callable[..., Shown] | None = None,
     ) -> None:
         self._job, self._live_job = job, live
         self._at_once = at_once and live is None
@@ -109,6 +109,8 @@ class Panel(widgets.VBox):  # type: ignore[misc]
         self._following: asyncio.Task[None] | None = None
         self._live: LiveRun | None = None
         self._stop_asked = asyncio.Event()
+        self._switch = CompareSwitch(counterpart) if counterpart else None
+        self._ran_with: dict[str, Any] = {}
         super().__init__(self._make_widgets())
         self._show_code()
         if self._at_once:
@@ -138,7 +140,8 @@ class Panel(widgets.VBox):  # type: ignore[misc]
         the earlier result stays."""
         if self._live is not None:
             raise InputError(text("panel.busy"))
-        shown = self._job(**self.settings)
+        self._ran_with = self.settings
+        shown = self._job(**self._ran_with)
         if not isinstance(shown, Trace) and not isinstance(getattr(shown, "trace", None), Trace):
             raise InputError(text("panel.no_run", kind=type(shown).__name__))
         self._keep(shown)
@@ -151,8 +154,10 @@ class Panel(widgets.VBox):  # type: ignore[misc]
             return
         if self._live is not None:
             raise InputError(text("panel.busy"))
-        self._live = self._live_job(**self.settings)
+        self._ran_with = self.settings
+        self._live = self._live_job(**self._ran_with)
         self._stop_asked.clear()
+        self._box.children = [self._picture.widget]
         self._set_buttons(running=True)
         try:
             loop = asyncio.get_running_loop()
@@ -167,9 +172,26 @@ class Panel(widgets.VBox):  # type: ignore[misc]
             self._say("panel.stopping")
             self._stop_asked.set()
 
+    @property
+    def comparison(self) -> Comparison | None:
+        """The prediction over the measurement, while the switch is on; else None."""
+        return self._switch.comparison if self._switch else None
+
+    def compare(self, on: bool = True) -> Comparison | None:
+        """Turn the switch from code, as the mouse would; gives the comparison. What stands in its
+        way is raised, and leaves the switch as it was."""
+        if self._switch is None:
+            raise InputError(text("panel.no_switch"))
+        if on:
+            self._compare()
+        self._switch.checkbox.value = on
+        self._show_comparison()
+        return self.comparison
+
     def __repr__(self) -> str:
         stamp = f"; {trace_of(self.last).stamp}" if self.last is not None else ""
-        return f"<Panel {arguments(self.settings)}{stamp}>"
+        compared = f"; {self.comparison.title}" if self.comparison else ""
+        return f"<Panel {arguments(self.settings)}{stamp}{compared}>"
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         bundle: dict[str, Any] = super()._repr_mimebundle_(**options)
@@ -240,12 +262,19 @@ class Panel(widgets.VBox):  # type: ignore[misc]
             buttons = [self._run_button, *([self._stop_button] if self._live_job else []), *buttons]
         for button in buttons:
             button.layout.width = "80px"
-        controls = widgets.VBox([*self._knobs.widgets, widgets.HBox(buttons), self._status, self._error])
-        controls.layout = widgets.Layout(flex="0 1 330px", overflow="hidden")
-        picture = widgets.Box([self._picture.widget], layout=widgets.Layout(flex="1 1 480px", min_width="0"))
+        switch = [self._switch.checkbox] if self._switch else []
+        inside = [*self._knobs.widgets, widgets.HBox(buttons), *switch, self._status, self._error]
+        controls = widgets.VBox(inside, layout=widgets.Layout(flex="0 1 330px", overflow="hidden"))
+        self._box = widgets.Box(
+            [self._picture.widget], layout=widgets.Layout(flex="1 1 480px", min_width="0")
+        )
         side_by_side = widgets.Layout(flex_flow="row wrap", align_items="flex-start")
-        top = widgets.HBox([controls, picture], layout=side_by_side)
-        return [self._code_line, top, self._diagnosis, self._numbers]
+        top = widgets.HBox([controls, self._box], layout=side_by_side)
+        compared = []
+        if self._switch:
+            self._switch.checkbox.observe(lambda _: self._show_comparison(), names="value")
+            compared = [self._switch.words]
+        return [self._code_line, top, self._diagnosis, *compared, self._numbers]
 
     def _on_moved(self) -> None:
         self._show_code()
@@ -268,6 +297,31 @@ class Panel(widgets.VBox):  # type: ignore[misc]
         self._figures = dict(figures(shown))
         self._error.value = ""
         self._say("panel.done")
+        if self._switch and self._switch.on:
+            self._switch.clear()  # it was of the result before
+            self._show_comparison()
+
+    def _compare(self) -> None:
+        """Compare the last result, unless that is done already; raises what stands in the way."""
+        assert self._switch is not None
+        if self.last is None:
+            raise InputError(text("panel.nothing_yet"))
+        if self._switch.comparison is None:
+            self._switch.look(self.last, self._ran_with)
+
+    def _show_comparison(self) -> None:
+        """What the switch does: the comparison in the timeline's place, or why there is none."""
+        assert self._switch is not None
+        picture = self._picture
+        if not self._switch.on:
+            self._switch.clear()
+        else:
+            try:
+                self._compare()
+                picture = self._switch.picture or picture
+            except Exception as error:
+                self._switch.refuse(explain_error(error))
+        self._box.children = [picture.widget]
 
     def _draw(self, shown: Shown, last_ns: int | None = None) -> go.Figure:
         figure = timeline(shown, lanes=self._lanes, bound=self._bound, last_ns=last_ns)
@@ -300,24 +354,6 @@ class Panel(widgets.VBox):  # type: ignore[misc]
         self._stop_button.disabled = not running
 
 
-class Picture:
-    """Where the timeline is drawn. To put another kind of view here (a canvas), give it a
-    `widget` and a `show(figure)`."""
-
-    def __init__(self, figure: go.Figure) -> None:
-        self.widget = go.FigureWidget(figure)
-
-    def show(self, figure: go.Figure) -> None:
-        """Draw `figure` in place of what is there. All timelines have the same plotly traces,
-        so only their data and the layout's changing parts travel."""
-        with self.widget.batch_update():
-            for old, new in zip(self.widget.data, figure.data, strict=True):
-                old.x, old.y = new.x, new.y
-                old.text, old.showlegend = new.text, new.showlegend
-            for part in ("title", "annotations", "shapes", "height", "xaxis", "yaxis"):
-                self.widget.layout[part] = figure.layout[part]
-
-
 def explain_error(error: Exception) -> str:
     """An error in a line; where it came from code outside this package, that code's line too."""
     told = error_in_words(error)
@@ -332,64 +368,4 @@ def explain_error(error: Exception) -> str:
     return f"{told} {line}"
 
 
-def pipeline_panel(
-    model: Encoder, load: Load, *, on: Device, knobs: Mapping[str, Choices], **fixed: Any
-) -> Panel:
-    """A panel whose job is ``Pipeline(model, **knobs, **fixed).run(load, on=on)``.
-
-    Parameters
-    ----------
-    model, load
-        As for the pipeline.
-    on
-        The device. On a simulated one a knob that moves shows its effect at once; on a real
-        one Run starts a live run.
-    knobs
-        One to three of the pipeline's settings, e.g. ``{"batch": [1, 8, 32], "streams": (1, 8)}``.
-    fixed
-        The other settings; one that is a knob too is where that knob stands at first.
-    """
-    from heterolab.pipeline.pipeline import Pipeline
-
-    check_choices(knobs)
-    known = [name for name in signature(Pipeline).parameters if name != "model"]
-    for name in (*knobs, *fixed):
-        if name not in known:
-            raise InputError(text("panel.unknown_setting", name=name, names=", ".join(known)))
-    start = {name: fixed.pop(name) for name in list(fixed) if name in knobs}
-
-    def make(**values: Any) -> Pipeline:
-        return Pipeline(model, **fixed, **values)
-
-    def job(**values: Any) -> Run:
-        _end_run_on(on)
-        return make(**values).run(load, on=on)
-
-    def live(**values: Any) -> LiveRun:
-        _end_run_on(on)
-        started = _going[on] = make(**values).start(load, on=on)
-        return started
-
-    def code(values: dict[str, Any]) -> str:
-        shown = {name: value for name, value in fixed.items() if isinstance(value, str | int | float)}
-        return f"hl.Pipeline(enc, {arguments(values | shown)})"
-
-    usual = asdict(make().settings)
-    start = {n: usual[n] for n in knobs if n in usual and allowed(knobs[n], usual[n])} | start
-    is_real = on.source != "simulated"
-    return Panel(job, knobs=knobs, start=start, live=live if is_real else None, code=code)
-
-
-#: The live run of each device. A device serves one run at a time, whichever panel began it: a
-#: cell that is run again makes a new panel, while the old one's run may still go on.
-_going: WeakKeyDictionary[Device, LiveRun] = WeakKeyDictionary()
-
-
-def _end_run_on(device: Device) -> None:
-    """Stop the run that still goes on there, if one does."""
-    before = _going.pop(device, None)
-    if before is not None and not before.done:
-        before.stop()
-
-
-__all__ = ["LiveRun", "Panel", "Picture", "pipeline_panel"]
+__all__ = ["LiveRun", "Panel", "Picture"]

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import pytest
 
 import heterolab as hl
+from heterolab.device.base import Device
 from heterolab.errors import InputError, TraceError
 from heterolab.lab import Table, curve, decide, recordings, replay, report, show, streams, streams_panel
 from heterolab.pipeline.kernels import rounds
@@ -142,3 +143,20 @@ def test_a_decision_becomes_a_row_with_its_card(trace: Trace) -> None:
 def test_a_row_that_does_not_fit_its_head_is_refused() -> None:
     with pytest.raises(InputError, match=r"\(1, 2\) has 2 cells, the head 1"):
         Table(["a"], [(1, 2)])
+
+
+def test_lab_03s_panel_lays_simulation_over_recording_and_predicts_a_real_run(cpu_device: Device) -> None:
+    dev = hl.open_device("sim:h200")
+    panel = streams_panel(dev, streams.job(dev, rounds(8), mib=64)).panel
+    panel.set(chunks=8, streams=4, memory="pinned")
+    comparison = panel.compare()
+    assert comparison.found.measured.replayed
+    assert not comparison.found.only_measured
+    panel.set(memory="pageable")
+    assert panel.comparison is None
+    assert "pinned memory on four streams" in panel._switch.words.value
+
+    real = streams_panel(cpu_device, streams.job(cpu_device, rounds(1), mib=1)).panel
+    cpu_device.name = hl.DeviceProfile.load("cpu").name
+    found = real.compare().found
+    assert (found.measured.source, found.predicted.source) == ("cpu-clock", "simulated")

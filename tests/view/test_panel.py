@@ -3,6 +3,7 @@
 import asyncio
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -198,6 +199,119 @@ def test_where_runs_take_time_nothing_runs_until_run_is_pressed():
     assert "press Run" in panel._status.value
 
 
+# -- the switch that compares ------------------------------------------------------------------------
+
+
+def predicted(shown, batch, memory):
+    """What the simulator says of :func:`scaled`: ten per cent too much. With batch 4 it has no answer."""
+    if batch == 4:
+        raise ValueError(f"no answer: {EVIL}")
+    return run(trace(scale=1100 * batch * (2 if memory == "pageable" else 1)))
+
+
+def measuring(**knobs):
+    done = scaled(**knobs)
+    return replace(done, trace=replace(done.trace, source="cupti"))
+
+
+def with_switch(**options):
+    return Panel(measuring, knobs=KNOBS, counterpart=predicted, **options)
+
+
+def drawn_by(panel):
+    """The figure in the picture's place."""
+    return panel._box.children[0]
+
+
+def test_the_switch_puts_prediction_over_measurement_with_the_error():
+    panel = with_switch()
+    before = drawn_by(panel)
+    assert panel.comparison is None
+    panel._switch.checkbox.value = True
+    assert drawn_by(panel) is not before
+    assert "+10.0 %" in drawn_by(panel).layout.title.text
+    assert "+10.0 %" in panel._switch.words.value
+    assert panel.comparison.wall_error == pytest.approx(0.1)
+    line = '<Panel batch=1, memory="pinned"; measured (CUPTI) · a GPU on paper; Wall time: measured'
+    assert repr(panel) == f"{line} 20.0 µs, predicted 22.0 µs: +10.0 %>"
+    panel._switch.checkbox.value = False
+    assert drawn_by(panel) is before
+    assert panel._switch.words.value == ""
+    assert repr(panel) == '<Panel batch=1, memory="pinned"; measured (CUPTI) · a GPU on paper>'
+
+
+def test_a_knob_that_moves_is_compared_anew():
+    panel = with_switch()
+    panel.compare()
+    first = drawn_by(panel)
+    panel.set(batch=2)
+    assert drawn_by(panel) is first, "the same figure, with other data"
+    assert panel.comparison.found.measured.wall_ns == 40_000
+    assert "40.0 µs" in first.layout.title.text
+
+
+def test_what_cannot_be_compared_is_said_and_the_timeline_stays():
+    panel = with_switch()
+    timeline_ = drawn_by(panel)
+    panel.compare()
+    slide(panel, 0, 4)
+    assert panel.last.trace.wall_ns == 80_000
+    assert panel.comparison is None
+    assert drawn_by(panel) is timeline_
+    assert "Nothing to compare with: ValueError: no answer" in panel._switch.words.value
+    assert "<img" not in panel._switch.words.value
+    with pytest.raises(ValueError, match="no answer"):
+        panel.compare()
+    slide(panel, 0, 1)
+    assert panel.comparison is not None
+    assert drawn_by(panel) is not timeline_
+
+
+def test_before_the_first_run_and_without_a_counterpart_there_is_nothing_to_compare():
+    panel = with_switch(at_once=False)
+    with pytest.raises(InputError, match="nothing has run"):
+        panel.compare()
+    panel._switch.checkbox.value = True
+    assert "nothing has run" in panel._switch.words.value
+    panel.run()
+    assert panel.comparison is not None
+    with pytest.raises(InputError, match="counterpart"):
+        Panel(scaled, knobs=KNOBS).compare()
+    assert Panel(scaled, knobs=KNOBS).comparison is None
+
+
+def test_a_simulated_run_is_the_prediction_and_a_recording_the_measurement():
+    panel = Panel(scaled, knobs=KNOBS, counterpart=lambda shown, **knobs: measuring(**knobs))
+    panel.compare()
+    assert panel.comparison.found.measured.source == "cupti"
+    assert panel.comparison.found.predicted.source == "simulated"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_live_run_is_watched_as_a_timeline_and_compared_when_it_ends():
+    async def scene():
+        def start(**knobs):
+            return Live()
+
+        asked = []
+
+        def counterpart(shown, **knobs):
+            asked.append(knobs)
+            return shown
+
+        panel = Panel(scaled, knobs=KNOBS, live=start, counterpart=counterpart)
+        timeline_ = drawn_by(panel)
+        panel._switch.checkbox.value = True
+        panel.start()
+        panel.set(batch=2)
+        assert drawn_by(panel) is timeline_
+        await panel._following
+        assert drawn_by(panel) is not timeline_
+        assert asked == [{"batch": 1, "memory": "pinned"}], "the settings it ran with"
+
+    asyncio.run(scene())
+
+
 class Live:
     """A live run that grows with each look, and ends when it is stopped."""
 
@@ -328,6 +442,39 @@ def test_a_pipeline_on_a_simulated_device_runs_at_once(encoder):
     assert panel.last.settings.chunk == 4
     assert max(panel.set(batch=8).last.batch_sizes) > 2
     assert len(panel.last.answers) == 8
+
+
+def test_on_a_simulated_device_the_measurement_is_a_recording_with_the_same_settings(encoder):
+    from heterolab.workload import questions
+
+    load = hl.closed_loop(n=128, in_flight=128, texts=questions()[:32])
+    dev = hl.open_device("sim:h200")
+    panel = hl.pipeline_panel(encoder, load, on=dev, knobs={"batch": [8, 32]}, batch=32, chunk=32)
+    comparison = panel.compare()
+    assert comparison.found.measured.replayed
+    assert "NVIDIA H200" in comparison.found.measured.device
+    assert comparison.found.predicted is not comparison.found.measured
+    assert not comparison.found.only_measured or "ops" in comparison.found.doubts
+    panel.set(batch=8)
+    assert panel.comparison is None
+    assert "no recording was made with these settings" in panel._switch.words.value
+
+
+def test_on_a_real_device_the_simulator_predicts_the_measured_batches(encoder, cpu_device):
+    load = hl.poisson(rate=200, n=24, seed=0)
+    sim = hl.open_device("sim:cpu")
+    panel = hl.pipeline_panel(encoder, load, on=cpu_device, knobs={"batch": [4, 8]}, predict_on=sim)
+    panel.run()
+    comparison = panel.compare()
+    assert comparison.found.measured.source == "cpu-clock"
+    assert comparison.found.predicted.source == "simulated"
+    assert "batches" not in comparison.found.doubts
+    assert not comparison.found.only_measured
+    cpu_device.name = "a machine that nobody knows"
+    stranger = hl.pipeline_panel(encoder, load, on=cpu_device, knobs={"batch": [4, 8]})
+    stranger.run()
+    with pytest.raises(InputError, match=r"a machine that nobody knows.*calibrate.*predict_on"):
+        stranger.compare()
 
 
 def test_a_pipeline_on_a_real_device_is_started_and_stopped_and_one_run_goes_at_a_time(encoder, cpu_device):
