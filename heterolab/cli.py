@@ -1,4 +1,4 @@
-"""The command line: ``heterolab lab | run | calibrate | bench``."""
+"""The command line: ``heterolab lab | run | show | calibrate | bench``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from heterolab.errors import HeteroLabError, InputError
 if TYPE_CHECKING:
     from heterolab.pipeline.preprocess import Rejected
     from heterolab.pipeline.run import Failed, Run
+    from heterolab.trace.trace import Trace
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -155,17 +157,66 @@ def table(run: Run) -> str:
     """A run's figures as a short table, then what was not answered and why."""
     from heterolab.view import words
 
-    rows = [("where", run.stamp), *words.figures(run)]
-    width = max(len(name) for name, *_ in rows)
-    lines = [f"{name:<{width}}  {value}" for name, value in rows]
-    lines += [f"  not answered: {reason}" for reason in reasons(run)[:20]]
-    return "\n".join([*lines, *run.hook_errors])
+    lines = [f"  not answered: {reason}" for reason in reasons(run)[:20]]
+    return "\n".join([aligned([("where", run.stamp), *words.figures(run)]), *lines, *run.hook_errors])
+
+
+def aligned(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values in two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def printable(text: str) -> str:
+    """`text` without what could command a terminal: a file may come from anybody."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
 def reasons(run: Run) -> list[str]:
     """Why requests got no answer, one line a request."""
     unanswered: list[Rejected | Failed] = [*run.rejected, *run.failed]
     return [f"request {output.id}: {output.reason}" for output in unanswered]
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A recorded trace, e.g. from `heterolab run --trace`.")],
+    html: Annotated[Path | None, typer.Option(help="Write the interactive timeline here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Print what a recorded run cost, stamped "replayed"."""
+    from heterolab.trace.trace import Trace
+
+    trace = Trace.load(file)
+    report = recorded(trace)
+    if as_json:
+        typer.echo(json.dumps(report, indent=1))
+    else:
+        from heterolab.view import words
+
+        noted = [(name, str(report[name])) for name in ("settings", "load") if report[name] is not None]
+        typer.echo(printable(aligned([("where", trace.stamp), *noted, *words.figures(trace)])))
+    if html:
+        from heterolab.view.timeline import save_html
+
+        save_html(trace, html)
+
+
+def recorded(trace: Trace) -> dict[str, Any]:
+    """The figures of a recorded trace, with its stamp, ready for JSON."""
+    from heterolab.trace import compare, metrics
+
+    return {
+        "stamp": trace.stamp,
+        "settings": compare.settings_of(trace),
+        "load": trace.meta.get("load"),
+        "answers": trace.meta.get("answers"),
+        "spans": len(trace),
+        "wall_ms": trace.wall_ns / 1e6,
+        "throughput_per_s": compare.per_s(trace),
+        "busy_ms_by_lane": {lane: ns / 1e6 for lane, ns in metrics.busy_by_lane(trace).items()},
+        "gpu_idle_ms_by_cause": {k: v / 1e6 for k, v in metrics.gpu_idle_by_cause(trace).items()},
+    }
 
 
 @app.command()

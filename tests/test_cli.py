@@ -7,6 +7,8 @@ import sys
 import pytest
 
 import heterolab as hl
+from heterolab import cli
+from heterolab.trace.trace import Trace
 
 
 def heterolab(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -84,6 +86,67 @@ def test_a_mistake_is_one_clear_line(arguments: tuple[str, ...], said: str) -> N
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    path = tmp_path / "run.json.gz"
+    dev = hl.open_device("sim:h200")
+    hl.Pipeline(hl.models.encoder(), batch=4).run(hl.poisson(rate=300, n=8), on=dev).trace.save(path)
+    return path
+
+
+def test_show_prints_a_recorded_run_as_replayed_and_writes_its_timeline(recorded, tmp_path) -> None:
+    html = tmp_path / "timeline.html"
+    done = heterolab("show", str(recorded), "--html", str(html))
+    assert done.returncode == 0, done.stderr
+    assert "replayed, simulated · NVIDIA H200" in done.stdout
+    assert "poisson(rate=300, n=8, seed=0)" in done.stdout
+    assert "busiest lane" in done.stdout
+    assert "replayed" in html.read_text()
+
+
+def test_show_json_holds_the_figures(recorded) -> None:
+    report = json.loads(heterolab("show", str(recorded), "--json").stdout)
+    assert report["stamp"] == "replayed, simulated · NVIDIA H200"
+    assert report["settings"]["batch"] == 4
+    assert report["answers"] == 8
+    assert report["throughput_per_s"] == pytest.approx(8 / report["wall_ms"] * 1e3, rel=0.2)
+    assert report["busy_ms_by_lane"]["gpu"] > 0
+
+
+def test_show_opens_the_recordings_of_a_gpu() -> None:
+    done = heterolab("show", str(cli.labs_folder() / "recordings" / "05-ids-pinned.json.gz"))
+    assert done.returncode == 0, done.stderr
+    assert "replayed, measured" in done.stdout
+
+
+@pytest.mark.parametrize("damage", ["half", "foreign", "nothing", "not there", "a folder"])
+def test_show_refuses_a_file_that_is_no_trace_in_one_line_with_its_name(recorded, damage) -> None:
+    content = recorded.read_bytes()
+    if damage == "half":
+        recorded.write_bytes(content[: len(content) // 2])
+    elif damage == "foreign":
+        recorded.write_text('{"traceEvents": []}')
+    elif damage == "nothing":
+        recorded.write_bytes(b"")
+    elif damage == "not there":
+        recorded.unlink()
+    else:
+        recorded = recorded.parent
+    done = heterolab("show", str(recorded))
+    assert done.returncode == 2
+    assert recorded.name in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_show_lets_no_file_command_the_terminal(tmp_path) -> None:
+    path = tmp_path / "run.json"
+    Trace.from_spans([], "simulated", "a GPU\x1b[2J\x07").save(path)
+    done = heterolab("show", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "a GPU?[2J?" in done.stdout
 
 
 def test_a_corrupt_profile_is_refused(tmp_path) -> None:

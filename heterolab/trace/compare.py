@@ -300,11 +300,11 @@ def _lane_errors(measured: Trace, predicted: Trace) -> Iterable[LaneError]:
 
 
 def _throughputs(measured: Run | Trace, predicted: Run | Trace) -> tuple[float, float] | None:
-    values = [_per_s(one) for one in (measured, predicted)]
+    values = [per_s(one) for one in (measured, predicted)]
     return None if None in values else (values[0] or 0.0, values[1] or 0.0)
 
 
-def _per_s(shown: Run | Trace) -> float | None:
+def per_s(shown: Run | Trace) -> float | None:
     """Requests a second; a bare trace tells it only if its run noted how many were answered."""
     if not isinstance(shown, Trace):
         return metrics.throughput_per_s(shown)

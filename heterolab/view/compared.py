@@ -276,7 +276,7 @@ def draw(comparison: Comparison, lanes: Lanes = "three") -> go.Figure:
     lines = [
         text("compare.above", stamp=found.measured.stamp),
         text("compare.below", stamp=found.predicted.stamp),
-        *comparison.doubts,
+        *(doubt.partition(". ")[0].rstrip(".") for doubt in comparison.doubts),  # in full beside it
     ]
     _write_above(figure, lines)
     figure.layout.title.update(y=0.99, yref="container", yanchor="top")
