@@ -20,41 +20,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from heterolab.device import profile as profiles
 from heterolab.device.datasheet import MEASURED, add_slower_link, by_arithmetic, dtype_of, scale
-from heterolab.device.profile import (
-    Capacity,
-    Compute,
-    Copies,
-    DeviceProfile,
-    Gaps,
-    HostCosts,
-    Pageable,
-    Waiting,
-    Workers,
-)
+from heterolab.device.profile import DeviceProfile, Provenance, Table
 from heterolab.errors import ProfileError
 
 Json = dict[str, Any]
 
-#: A section of the file, and the class that says which fields it has.
-SECTIONS = {
-    "limits": Capacity,
-    "host": HostCosts,
-    "seam": HostCosts,
-    "waiting": Waiting,
-    "workers": Workers,
-    "copies": Copies,
-    "pageable": Pageable,
-    "gaps": Gaps,
-    "compute": Compute,
+#: The kinds of section that a profile's file has: those with fields (and the class that says which),
+#: those whose entries have names of their own, and those that are one table.
+_KINDS = {
+    field.name: getattr(profiles, str(field.type).partition(" ")[0], None) for field in fields(DeviceProfile)
 }
-#: Sections whose entries have names of their own, and the one that is a table.
-NAMED, TABLES = ("cpu_costs", "kernels"), ("mapped",)
+_NO_SECTION = (Provenance, Table)
+SECTIONS = {name: kind for name, kind in _KINDS.items() if is_dataclass(kind) and kind not in _NO_SECTION}
+NAMED = ("cpu_costs", "kernels")
+TABLES = tuple(name for name, kind in _KINDS.items() if kind is Table)
 #: What :func:`imagined` can make faster as a whole, beside the arithmetic of one type.
 PARTS = ("link", "memory", "arithmetic", "host")
 #: What belongs to the numbers as they were measured, and not to others.

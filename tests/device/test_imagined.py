@@ -13,11 +13,11 @@ from heterolab.device import profile as profiles
 from heterolab.device.imagined import SECTIONS, imagined, one_memory
 from heterolab.device.profile import BUILT_IN, DeviceProfile
 from heterolab.errors import InputError, ProfileError
-from heterolab.lab import streams
+from heterolab.lab import checks_05, streams
 from heterolab.lab.check import check
 from heterolab.pipeline.kernels import empty
 from heterolab.trace import metrics
-from heterolab.workload import questions
+from heterolab.workload import closed_loop, questions
 
 MIB = 2**20
 
@@ -74,7 +74,9 @@ def test_lab_05s_pipeline_runs_on_it_and_says_imagined(saved: str) -> None:
     assert "imagined" in repr(hl.open_device(saved))
 
 
-def test_lab_03s_and_05s_functions_and_checks_run_on_it(saved: str) -> None:
+def test_lab_03s_and_05s_functions_and_checks_run_on_it(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "SIZE_MIB", 16)  # smaller than in the labs: the same, sooner
+    monkeypatch.setattr(checks_05, "load", lambda: closed_loop(n=32, in_flight=32, texts=questions()[:8]))
     dev = hl.open_device(saved)
     for memory in ("pageable", "pinned"):
         tasks = streams.pairs(dev, memory)
