@@ -54,7 +54,9 @@ class Gpu:
         if self._gil is not None:
             self._cpu.start(now, ns, self._gil, self._gil, finish)
         elif op.on_link:
-            self.link.start(Transfer(H2D, ns, self.link.costs.mapped_share, False, finish))
+            self.link.start(
+                Transfer(H2D, ns, self.link.costs.mapped_share, self.link.costs.both_speed, finish)
+            )
         else:
             self.agenda.at(now + round(ns), END, finish)
 
@@ -64,9 +66,8 @@ class Gpu:
             self._cpu.start(self.agenda.now, op.work_ns, 0.0, 0.0, finish)
             return
         costs = self.link.costs
-        large = op.nbytes > costs.both_large_bytes
         weight = max(1 - costs.mapped_share, 0.01)
-        self.link.start(Transfer(op.kind, op.work_ns, weight, large, finish))
+        self.link.start(Transfer(op.kind, op.work_ns, weight, costs.both_at(op.nbytes), finish))
 
     def end(self, op: Op) -> None:
         """`op` has ended now: its effect, and the ops that waited for it."""
@@ -83,12 +84,13 @@ class Gpu:
 class Transfer:
     """Bytes on the link: what is left of it, in ns at full speed, and how fast it goes."""
 
-    __slots__ = ("direction", "end_ns", "finish", "large", "left_ns", "speed", "weight")
+    __slots__ = ("beside", "direction", "end_ns", "finish", "left_ns", "speed", "weight")
 
     def __init__(
-        self, direction: str, left_ns: float, weight: float, large: bool, finish: Callable[[], None]
+        self, direction: str, left_ns: float, weight: float, beside: float, finish: Callable[[], None]
     ) -> None:
-        self.direction, self.left_ns, self.weight, self.large = direction, left_ns, weight, large
+        self.direction, self.left_ns, self.weight = direction, left_ns, weight
+        self.beside = beside  # its speed while the other direction runs as well
         self.finish = finish
         self.speed, self.end_ns = 0.0, -1
 
@@ -130,7 +132,7 @@ class Link:
         beside = sum(t.weight for t in self.transfers if t.direction == mine.direction)
         speed = mine.weight / beside
         if any(t.direction != mine.direction for t in self.transfers):
-            speed *= self.costs.both_large_speed if mine.large else self.costs.both_speed
+            speed *= mine.beside
         return speed
 
     def _end(self, transfer: Transfer) -> None:

@@ -182,11 +182,11 @@ class Copies:
     """One engine a direction. Tables: bytes → ns of a copy alone, pinned memory; ``inside``
     is a copy within device memory.
 
-    While both directions run, each goes at ``both_speed`` of its own speed, and copies larger
-    than ``both_large_bytes`` at ``both_large_speed``. A kernel that reads host memory while a
-    copy runs in the same direction gets ``mapped_share`` of the link. A stream's copies go
-    through channel (stream index mod ``channels``), first in, first out; an engine stays with
-    a channel until the channel's next copy is not ready.
+    While both directions run, each goes at ``both_speed`` of its own speed; beyond
+    ``both_large_bytes`` at less, down to ``both_large_speed`` at four times as many. A kernel
+    that reads host memory while a copy runs in the same direction gets ``mapped_share`` of the
+    link. A stream's copies go through channel (stream index mod ``channels``), first in, first
+    out; an engine stays with a channel until the channel's next copy is not ready.
     """
 
     h2d: Table
@@ -198,6 +198,13 @@ class Copies:
     mapped_share: float
     channels: int
     source: str = ""
+
+    def both_at(self, nbytes: float) -> float:
+        """The share of its own speed at which a copy goes while the other direction runs."""
+        if nbytes <= self.both_large_bytes:
+            return self.both_speed
+        large = min(math.log(nbytes / max(self.both_large_bytes, 1.0), 4), 1.0)
+        return self.both_speed + large * (self.both_large_speed - self.both_speed)
 
 
 @dataclass(frozen=True)

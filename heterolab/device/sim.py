@@ -123,7 +123,7 @@ class SimStream(Stream):
         device.call("wait", self)
         if device.order and event.past is not None:
             device.order.wait(self.index, event.past)
-        self.awaited.extend(op for op in event.ops if op is not self.last)
+        self.awaited += [op for op in event.ops if op is not self.last and op not in self.awaited]
 
     def synchronize(self) -> None:
         self.device.hold([self])
@@ -309,7 +309,12 @@ class SimDevice(Device):
         op.queued_ns = entry
         pieces = ceil(op.nbytes / costs.chunk_bytes)
         last_piece = op.nbytes - (pieces - 1) * costs.chunk_bytes
-        op.not_before_ns = exit_ns + round(self.profile.copies.h2d.at(last_piece) + self.costs.start_ns)
+        over_link = self.profile.copies.h2d.at
+        after_ns = over_link(last_piece)
+        if pieces > 1:  # the piece before may still be on its way
+            staged_ns = (exit_ns - entry) * last_piece / op.nbytes
+            after_ns = max(after_ns, over_link(costs.chunk_bytes) - staged_ns)
+        op.not_before_ns = exit_ns + round(after_ns + self.costs.start_ns)
         self._submit(op, stream, entry + round((exit_ns - entry) * min(1.0, costs.chunk_bytes / op.nbytes)))
         self._span(op.number, API, "copy", stream.index, entry, op.batch)
         return op.number
