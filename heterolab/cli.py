@@ -243,5 +243,21 @@ def simulator(
     typer.echo(score.main(file, as_json=as_json))
 
 
+@bench.command()
+def fit(
+    file: Annotated[Path, typer.Argument(help="Stream programs with what a real GPU did.")],
+    base: Annotated[
+        str, typer.Option(help="The profile whose sections other than the physics stay.")
+    ] = "h200",
+    out: Annotated[str, typer.Option(help="Write the fitted profile here.")] = "",
+    splits: Annotated[int, typer.Option(help="Report on so many ways to hold a third out.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Fit the simulator's physics to two thirds of the programs, and report on the other third."""
+    from heterolab.device import heldout
+
+    typer.echo(heldout.main(file, base, out, splits, as_json=as_json))
+
+
 if __name__ == "__main__":
     main()

@@ -312,7 +312,7 @@ class SimDevice(Device):
         over_link = self.profile.copies.h2d.at
         after_ns = over_link(last_piece)
         if pieces > 1:  # the piece before may still be on its way
-            staged_ns = (exit_ns - entry) * last_piece / op.nbytes
+            staged_ns = costs.h2d.at(op.nbytes) - costs.h2d.at(op.nbytes - last_piece)
             after_ns = max(after_ns, over_link(costs.chunk_bytes) - staged_ns)
         op.not_before_ns = exit_ns + round(after_ns + self.costs.start_ns)
         self._submit(op, stream, entry + round((exit_ns - entry) * min(1.0, costs.chunk_bytes / op.nbytes)))
