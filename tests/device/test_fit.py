@@ -220,7 +220,7 @@ def test_pauses_are_found_again(programs: list[Program], base: dict[str, Any], t
     assert recorded_loss(data, seen) < before / 4
     assert data["gaps"]["copy_kernel_ns"] == data["gaps"]["turn_ns"] == pytest.approx(6000, rel=0.15)
     latency = sum(data["host"][name] for name in ("start_ns", "sync_ns"))
-    assert latency == pytest.approx(8000, rel=0.1), "only their sum shows in a makespan"
+    assert latency == pytest.approx(8000, rel=0.2), "only their sum shows, and that beside the pauses"
 
 
 def test_descent_finds_a_valley_and_stops() -> None:

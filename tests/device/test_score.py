@@ -40,22 +40,25 @@ def report() -> Report:
     return score(load_programs(PROGRAMS))
 
 
-def test_the_median_error_is_at_most_ten_percent(report: Report) -> None:
+# On all 63 programs, two thirds of which the profile was fitted on; test_fit.py has the others.
+
+
+def test_the_median_error_is_at_most_four_percent(report: Report) -> None:
     assert len(report.programs) == 63
-    assert median(report.errors()) <= 0.10
+    assert median(report.errors()) <= 0.04
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_family_is_far_off(report: Report, family: str) -> None:
-    assert median(report.errors(family)) <= 0.12
+    assert median(report.errors(family)) <= 0.10
 
 
 def test_with_the_hosts_own_times_the_device_is_right(report: Report) -> None:
-    assert report.figures()["error_with_recorded_host"]["median"] <= 0.03
+    assert report.figures()["error_with_recorded_host"]["median"] <= 0.015
 
 
 def test_most_predictions_lie_where_the_passes_lie(report: Report) -> None:
-    assert report.figures()["inside"] >= 0.75
+    assert report.figures()["inside"] >= 0.78
 
 
 def test_a_score_repeats_itself(report: Report) -> None:
