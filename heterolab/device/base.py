@@ -47,14 +47,15 @@ class Memory(enum.Enum):
     def of(cls, name: Memory | str) -> Memory:
         """The memory kind of that name; an unknown one is refused with the list of names."""
         try:
-            return cls(name)
+            return cls(name)  # type: ignore[arg-type]
         except ValueError:
             names = ", ".join(m.value for m in cls)
             raise InputError(f"memory={name!r} is not a memory kind. Choose from: {names}.") from None
 
-    @property
-    def on_host(self) -> bool:
-        return self is not Memory.DEVICE
+    def __init__(self, value: str) -> None:
+        #: Whether the host can touch the bytes itself, and whether kernels can.
+        self.on_host = value != "device"
+        self.in_kernels = value not in ("pageable", "pinned")
 
 
 class Wait(Protocol):
@@ -192,7 +193,7 @@ class Buffer:
 
     @cached_property
     def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+        return int(self.array.size) * int(self.array.dtype.itemsize)
 
     @cached_property
     def address(self) -> int:

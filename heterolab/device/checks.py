@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
-from heterolab.device.base import Buffer, Device, Event, Kernel, Memory
+from heterolab.device.base import Buffer, Device, Event, Kernel
 from heterolab.errors import InputError, OutOfDeviceMemory
 from heterolab.trace.trace import D2H, H2D, KERNEL
 
@@ -17,7 +17,8 @@ from heterolab.trace.trace import D2H, H2D, KERNEL
 def copy_kind(device: Device, dst: Buffer, src: Buffer) -> str:
     """The kind of span a copy makes: ``h2d``, ``d2h``, or ``kernel`` inside the device."""
     for buffer in (dst, src):
-        _must_be_here(device, buffer)
+        if not isinstance(buffer, Buffer) or buffer.device is not device:
+            _must_be_here(device, buffer)
     if dst.nbytes != src.nbytes:
         raise InputError(
             f"copy of {src!r} ({src.nbytes} bytes) over {dst!r} ({dst.nbytes} bytes): both must have the "
@@ -40,8 +41,9 @@ def operands(device: Device, kernel: Kernel, reads: Sequence[Buffer], writes: Se
         remedy = f"Call it: stream.launch({name}(), ...)." if callable(kernel) else "Make one: Kernel(...)."
         raise InputError(f"launch of {name}: this is not a kernel. {remedy}")
     for buffer in (*reads, *writes):
-        _must_be_here(device, buffer)
-        if buffer.memory in (Memory.PAGEABLE, Memory.PINNED):
+        if not isinstance(buffer, Buffer) or buffer.device is not device:
+            _must_be_here(device, buffer)
+        if not buffer.memory.in_kernels:
             raise InputError(
                 f"kernel {kernel.name!r} cannot reach {buffer!r}: it lives in host memory. Copy it to a "
                 "device buffer first (stream.copy), or allocate it with memory='mapped', which kernels "

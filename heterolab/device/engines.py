@@ -9,89 +9,121 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
+from heterolab.device.failures import Failure
 from heterolab.device.occupancy import Sms
 from heterolab.device.op import Op
 from heterolab.device.profile import Compute, Copies
 from heterolab.device.simhost import BEGIN, END, Agenda, Processor
 from heterolab.trace.trace import D2H, H2D, KERNEL, NONE
 
+#: A composite that the host launches more slowly than the GPU works is drawn as so many pulses.
+PULSES = 12
+_LANES = {H2D: "h2d", D2H: "d2h", KERNEL: "gpu"}
+
 
 class Gpu:
-    """All engines of one device, and the ops on their way through them."""
+    """All engines of one device, and the ops on their way through them.
+
+    Parameters
+    ----------
+    index
+        The device's index in the run.
+    rows
+        Where the spans of ops that have ended are written.
+    effect
+        Called with an op that has ended and has an effect on memory, or whose stream is in `failed`.
+    """
 
     def __init__(
         self,
+        index: int,
         agenda: Agenda,
         copies: Copies,
         compute: Compute,
         host_cpu: Processor,
-        ended: Callable[[Op], None],
+        rows: list[Any],
+        effect: Callable[[Op], None],
     ) -> None:
-        self.agenda, self._ended = agenda, ended
+        self.index, self.agenda, self._rows, self._effect = index, agenda, rows, effect
         self._cpu, self._gil = host_cpu, compute.on_host_gil
+        self.sms_on_host = compute.on_host_gil is not None
+        self.failed: dict[int, list[Failure]] = {}  # by stream: what nobody was told of yet
         self.link = Link(agenda, copies)
-        self.engines = {kind: CopyEngine(self, copies.channels) for kind in (H2D, D2H)}
-        self.sms = Sms(agenda, compute, self._run, self.end)
+        self.copying = {kind: CopyEngine(self, copies) for kind in (H2D, D2H)}
+        self.sms = Sms(agenda, compute, self.shared, self.end)
+        self._arrive = {H2D: self.copying[H2D].arrive, D2H: self.copying[D2H].arrive, KERNEL: self.sms.arrive}
 
     def submit(self, op: Op) -> None:
         """The host has enqueued `op`; its dependencies are named already."""
-        if op.kind != KERNEL:
-            self.engines[op.kind].queue(op)
+        kind = op.kind
+        if kind != KERNEL:
+            self.copying[kind].queue(op)
         if not op.unmet:
-            self.agenda.at(op.ready_ns, BEGIN, self._arrive, op)
+            self.agenda.at(op.ready_ns, BEGIN, self._arrive[kind], op)
 
-    def _arrive(self, op: Op) -> None:
-        op.ready = True
-        if op.kind == KERNEL:
-            self.sms.arrive(op)
-        else:
-            self.engines[op.kind].go_on()
-
-    def _run(self, op: Op, ns: float, finish: Callable[[], None]) -> None:
-        """Blocks of a kernel have been placed: they take `ns`, more where they share something."""
-        now = self.agenda.now
+    def shared(self, op: Op, ns: float, finish: Callable[[], None]) -> None:
+        """Something of `op` begins that takes `ns` alone, and shares the host's cores or the link."""
         if self._gil is not None:
-            self._cpu.start(now, ns, self._gil, self._gil, finish)
-        elif op.on_link:
-            self.link.start(
-                Transfer(H2D, ns, self.link.costs.mapped_share, self.link.costs.both_speed, finish)
-            )
+            gil = self._gil if op.kind == KERNEL else 0.0
+            self._cpu.start(self.agenda.now, ns, gil, gil, finish)
         else:
-            self.agenda.at(now + round(ns), END, finish)
-
-    def transfer(self, op: Op, finish: Callable[[], None]) -> None:
-        """A copy begins."""
-        if self._gil is not None:
-            self._cpu.start(self.agenda.now, op.work_ns, 0.0, 0.0, finish)
-            return
-        costs = self.link.costs
-        weight = max(1 - costs.mapped_share, 0.01)
-        self.link.start(Transfer(op.kind, op.work_ns, weight, costs.both_at(op.nbytes), finish))
+            self.link.start(Transfer(H2D, ns, 0, self.link.costs.mapped_share, finish))
 
     def end(self, op: Op) -> None:
-        """`op` has ended now: its effect, and the ops that waited for it."""
-        op.end_ns, op.done = self.agenda.now, True
-        self._ended(op)
-        for other, gap_ns in op.dependents:
-            other.met(op, gap_ns)
-            other.unmet -= 1
-            if not other.unmet:
-                self.agenda.at(other.ready_ns, BEGIN, self._arrive, other)
-        op.dependents = []
+        """`op` has ended now: its effect, its span, and the ops that waited for it."""
+        op.end_ns = now = self.agenda.now
+        op.done = True
+        if op.effect is not None or op.stream in self.failed:
+            self._effect(op)
+        number, kind, name, stream, after = op.number, op.kind, op.name, op.stream, op.after
+        lane, device, nbytes, batch = _LANES[kind], self.index, op.nbytes, op.batch
+        for queued, start, end in _pulses(op) if op.launches > 1 else ((op.queued_ns, op.start_ns, now),):
+            row = (number, kind, name, lane, stream, device, queued, start, end, nbytes, batch, after)
+            self._rows.append(row)
+        waiting = op.dependents
+        if waiting is not None:
+            for other, gap_ns in waiting:
+                if now + gap_ns > other.ready_ns:
+                    other.ready_ns, other.after = now + gap_ns, number
+                other.unmet -= 1
+                if not other.unmet:
+                    self.agenda.at(other.ready_ns, BEGIN, self._arrive[other.kind], other)
+            op.dependents = None
+
+
+def _pulses(op: Op) -> list[tuple[int, int, int]]:
+    """(queued, start, end) of each span of an op of several launches: one, as a rule.
+
+    An eager forward pass is hundreds of kernels. When the GPU does each of them faster than the
+    host launches the next, it idles between them; the spans show how much, as a few pulses that
+    together last as long as the kernels' work.
+    """
+    duration = op.end_ns - op.start_ns
+    count = min(op.launches, PULSES)
+    launches_set_the_end = op.end_ns <= op.not_before_ns
+    if not launches_set_the_end or duration < 1.05 * op.launched_ns:
+        return [(op.queued_ns, op.start_ns, op.end_ns)]
+    length = round(op.launched_ns / count)
+    starts = [op.start_ns + (duration - length) * i // (count - 1) for i in range(count)]
+    return [(start if i else op.queued_ns, start, start + length) for i, start in enumerate(starts)]
 
 
 class Transfer:
-    """Bytes on the link: what is left of it, in ns at full speed, and how fast it goes."""
+    """Bytes on the link: what is left of it, in ns at full speed, and how fast it goes.
 
-    __slots__ = ("beside", "direction", "end_ns", "finish", "left_ns", "speed", "weight")
+    `weight`: its part of the link beside others in its direction; `nbytes`: on which depends
+    how much the other direction slows it (0: a kernel's reads).
+    """
+
+    __slots__ = ("direction", "end_ns", "finish", "left_ns", "nbytes", "speed", "weight")
 
     def __init__(
-        self, direction: str, left_ns: float, weight: float, beside: float, finish: Callable[[], None]
+        self, direction: str, left_ns: float, nbytes: int, weight: float, finish: Callable[[], None]
     ) -> None:
-        self.direction, self.left_ns, self.weight = direction, left_ns, weight
-        self.beside = beside  # its speed while the other direction runs as well
-        self.finish = finish
+        self.direction, self.left_ns, self.nbytes = direction, left_ns, nbytes
+        self.weight, self.finish = weight, finish
         self.speed, self.end_ns = 0.0, -1
 
 
@@ -105,15 +137,22 @@ class Link:
         self._settled_ns = 0
 
     def start(self, transfer: Transfer) -> None:
-        self._settle()
-        self.transfers.append(transfer)
-        self._share()
+        if self.transfers:
+            self._settle()
+            self.transfers.append(transfer)
+            self._share()
+        else:  # as a rule: it has the link to itself
+            self._settled_ns = now = self.agenda.now
+            self.transfers.append(transfer)
+            transfer.speed, transfer.end_ns = 1.0, now + round(transfer.left_ns)
+            self.agenda.at(transfer.end_ns, END, self._end, transfer)
 
     def _settle(self) -> None:
         """Take off what each transfer has done since the last change."""
         now = self.agenda.now
+        passed = now - self._settled_ns
         for transfer in self.transfers:
-            transfer.left_ns -= (now - self._settled_ns) * transfer.speed
+            transfer.left_ns -= passed * transfer.speed
         self._settled_ns = now
 
     def _share(self) -> None:
@@ -127,20 +166,28 @@ class Link:
                 self.agenda.at(transfer.end_ns, END, self._end, transfer)
 
     def _speed(self, mine: Transfer) -> float:
-        if len(self.transfers) == 1:
-            return 1.0
-        beside = sum(t.weight for t in self.transfers if t.direction == mine.direction)
-        speed = mine.weight / beside
-        if any(t.direction != mine.direction for t in self.transfers):
-            speed *= mine.beside
+        speed = 1.0
+        if len(self.transfers) > 1:
+            beside, alone = 0.0, True
+            for other in self.transfers:
+                if other.direction == mine.direction:
+                    beside += other.weight
+                else:
+                    alone = False
+            speed = mine.weight / beside
+            if not alone:
+                speed *= self.costs.both_at(mine.nbytes)
         return speed
 
     def _end(self, transfer: Transfer) -> None:
         if transfer.end_ns != self.agenda.now or transfer not in self.transfers:
             return  # its speed has changed since: it has another end
-        self._settle()
-        self.transfers.remove(transfer)
-        self._share()
+        if len(self.transfers) == 1:
+            self.transfers.clear()
+        else:
+            self._settle()
+            self.transfers.remove(transfer)
+            self._share()
         transfer.finish()
 
 
@@ -151,43 +198,52 @@ class CopyEngine:
     ready holds up those behind it. The engine stays with a channel while it can.
     """
 
-    def __init__(self, gpu: Gpu, channels: int) -> None:
-        self.gpu = gpu
-        self.channels: list[deque[Op]] = [deque() for _ in range(channels)]
+    def __init__(self, gpu: Gpu, costs: Copies) -> None:
+        self.gpu, self.agenda, self.link = gpu, gpu.agenda, gpu.link
+        self.channels: list[deque[Op]] = [deque() for _ in range(costs.channels)]
         self.current = self.channels[0]
         self.running: Op | None = None
         self.last = NONE  # the op that ended last
+        self._weight = max(1 - costs.mapped_share, 0.01)  # beside a kernel on the link
+        self._on_host = gpu.sms_on_host
 
     def queue(self, op: Op) -> None:
         self.channels[op.stream % len(self.channels)].append(op)
 
-    def go_on(self) -> None:
-        """Start the next copy, if the engine is free and one is ready."""
-        if self.running is None and (op := self._next()) is not None:
-            now = self.gpu.agenda.now
-            if now > op.ready_ns:
-                op.after = self.last
-            self.running, op.start_ns = op, now
-            self.gpu.transfer(op, self._moved)
+    def arrive(self, op: Op) -> None:
+        """A copy is ready: it starts if the engine is free and comes to it."""
+        op.ready = True
+        if self.running is None:
+            self._go_on()
 
-    def _next(self) -> Op | None:
-        if not (self.current and self.current[0].ready):
+    def _go_on(self) -> None:
+        """The engine is free: start the next copy, if one is ready."""
+        channel = self.current
+        if not (channel and channel[0].ready):
             ready = [channel for channel in self.channels if channel and channel[0].ready]
             if not ready:
-                return None
-            self.current = min(ready, key=lambda channel: (channel[0].ready_ns, channel[0].number))
-        return self.current.popleft()
+                return
+            channel = ready[0]
+            if len(ready) > 1:
+                channel = min(ready, key=lambda channel: (channel[0].ready_ns, channel[0].number))
+            self.current = channel
+        op, now = channel.popleft(), self.agenda.now
+        if now > op.ready_ns:
+            op.after = self.last
+        self.running, op.start_ns = op, now
+        if self._on_host:
+            self.gpu.shared(op, op.work_ns, self._moved)
+        else:
+            self.link.start(Transfer(op.kind, op.work_ns, op.nbytes, self._weight, self._moved))
 
     def _moved(self) -> None:
         """The bytes are there; a copy that the host feeds piece by piece may take longer."""
         op = self.running
         assert op is not None
-        if self.gpu.agenda.now < op.not_before_ns:
-            self.gpu.agenda.at(op.not_before_ns, END, self._end, op)
-        else:
-            self._end(op)
-
-    def _end(self, op: Op) -> None:
+        if self.agenda.now < op.not_before_ns:
+            self.agenda.at(op.not_before_ns, END, self._moved)
+            return
         self.running, self.last = None, op.number
         self.gpu.end(op)
-        self.go_on()
+        if self.running is None:
+            self._go_on()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from heterolab.device.op import Op
 from heterolab.device.profile import Compute
@@ -32,27 +33,19 @@ class Group:
 
     def room(self, threads: int) -> int:
         """Blocks of `threads` that each of its SMs can still take."""
-        return min(self.threads // threads, self.slots)
-
-    def emptier(self, other: Group) -> bool:
-        return (self.threads, self.slots) > (other.threads, other.slots)
+        room = self.threads // threads
+        return room if room < self.slots else self.slots
 
     def split(self, count: int) -> Group:
         """Take `count` of its SMs out as a group of their own."""
         self.count -= count
-        return Group(count, self.threads, self.slots, dict(self.blocks))
+        return Group(count, self.threads, self.slots, self.blocks.copy())
 
     def add(self, wave: Wave, blocks: int) -> None:
         """`blocks` of `wave` begin on each of its SMs."""
         self.threads -= blocks * wave.grid.threads
         self.slots -= blocks
         self.blocks[wave] = self.blocks.get(wave, 0) + blocks
-
-    def remove(self, wave: Wave) -> None:
-        """The blocks of `wave` have ended."""
-        blocks = self.blocks.pop(wave, 0)
-        self.threads += blocks * wave.grid.threads
-        self.slots += blocks
 
 
 class Grid:
@@ -61,8 +54,8 @@ class Grid:
     __slots__ = ("blocks", "later", "left", "op", "running", "started", "threads", "wave_ns")
 
     def __init__(self, op: Op, threads: int, blocks: int, wave_ns: float) -> None:
-        self.op, self.threads, self.blocks = op, threads, blocks
-        self.left, self.wave_ns = blocks, wave_ns
+        self.op, self.threads, self.wave_ns = op, threads, wave_ns
+        self.blocks = self.left = blocks
         self.later: tuple[int, float] | None = None  # blocks, and their time, once those have ended
         self.running = 0  # waves
         self.started = False
@@ -73,9 +66,8 @@ class Wave:
 
     __slots__ = ("blocks", "grid")
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
-        self.blocks = 0
+    def __init__(self, grid: Grid, blocks: int) -> None:
+        self.grid, self.blocks = grid, blocks
 
 
 class Sms:
@@ -83,6 +75,14 @@ class Sms:
 
     Only the kernel at the head of the line places blocks, on the emptiest SM first; the next
     one begins once all of them are placed.
+
+    Parameters
+    ----------
+    run
+        ``run(op, ns, finish)`` has `finish` called when blocks of `op`, which take `ns` alone,
+        have ended. None: nothing outside the SMs slows them, but for kernels on the link.
+    ended
+        Called with each kernel at its end.
     """
 
     def __init__(
@@ -94,11 +94,14 @@ class Sms:
     ) -> None:
         self.agenda, self.costs = agenda, compute
         self._run, self._ended = run, ended
+        self._by_themselves = compute.on_host_gil is None
+        self._capacities: dict[int, int] = {}
         self.line: deque[Grid] = deque()
         self.kernels = 0  # that run
+        self.waves = 0  # that run
         self.last = NONE  # the op that ended last
         self.groups = [self._idle(compute.sms)]
-        #: A kernel that has the device to itself is not placed on SMs until another one comes.
+        #: A wave that has the device to itself is not placed on SMs until another kernel comes.
         self.alone: Wave | None = None
 
     def _idle(self, count: int) -> Group:
@@ -111,17 +114,23 @@ class Sms:
 
     def capacity(self, threads: int) -> int:
         """Blocks of `threads` that the empty device holds."""
-        costs = self.costs
-        return costs.sms * max(1, min(costs.threads_per_sm // threads, costs.blocks_per_sm))
+        known = self._capacities.get(threads)
+        if known is None:
+            costs = self.costs
+            known = costs.sms * max(1, min(costs.threads_per_sm // threads, costs.blocks_per_sm))
+            self._capacities[threads] = known
+        return known
 
     def _grid(self, op: Op) -> Grid:
         """A kernel's grid; one that does not say fills the device once."""
-        threads = min(max(op.threads, 1), self.costs.threads_per_sm)
+        threads, most = op.threads, self.costs.threads_per_sm
+        if not 0 < threads <= most:
+            threads = 1 if threads < 1 else most
         room = self.capacity(threads)
         blocks = op.blocks or room
-        waves = -(-blocks // room)
         if op.on_link:  # it waits for the link, not for its turn
             return Grid(op, threads, min(blocks, room), op.work_ns)
+        waves = -(-blocks // room)
         if op.per_block:
             wave_ns = op.work_ns + self.costs.fixed_ns
             if waves > MAX_WAVES:
@@ -141,9 +150,12 @@ class Sms:
             return
         room = self.capacity(grid.threads)
         waves = -(-grid.blocks // room)
-        if not self.kernels and waves == 1:
-            return
-        free = sum(group.count * group.room(grid.threads) for group in self.groups)
+        if not self.kernels:
+            if waves == 1:
+                return
+            free = room
+        else:
+            free = sum([group.count * group.room(grid.threads) for group in self.groups])
         if free >= ENOUGH_ROOM * min(room, grid.blocks):
             grid.left = min(free, grid.blocks)
             if waves > 1:
@@ -154,8 +166,9 @@ class Sms:
 
     def _place(self) -> None:
         """Let kernels place blocks, in the order of the line, until one finds no room."""
-        while self.line:
-            grid = self.line[0]
+        line = self.line
+        while line:
+            grid = line[0]
             if not grid.started:
                 if self.kernels >= self.costs.kernels:
                     return
@@ -163,61 +176,69 @@ class Sms:
                     self._spread(self.alone, self.alone.blocks)
                     self.alone = None
                 self._plan(grid)
-            placed = self._fill(grid)
-            # Blocks that wait for the link end when it is through, wherever they were placed.
-            grid.left = 0 if placed and grid.op.on_link else grid.left - placed
+            if grid.left:
+                self._fill(grid)
             if grid.left or grid.later:
                 return
-            self.line.popleft()
+            line.popleft()
 
-    def _fill(self, grid: Grid) -> int:
-        """Start as many blocks as fit; how many did."""
-        wave = Wave(grid)
-        if not self.kernels and grid.left <= self.capacity(grid.threads):
+    def _fill(self, grid: Grid) -> None:
+        """Start as many blocks as fit."""
+        wave, op = Wave(grid, grid.left), grid.op
+        if not self.waves and grid.left <= self.capacity(grid.threads):
             self.alone = wave
-            placed = wave.blocks = grid.left
+            grid.left = 0
         else:
             placed = self._spread(wave, grid.left)
-        if placed:
-            self._start(wave)
-        return placed
-
-    def _spread(self, wave: Wave, blocks: int) -> int:
-        """Place as many of the blocks as fit, one after the other on the emptiest SM."""
-        need, threads = blocks, wave.grid.threads
-        while need and (group := self._emptiest(threads)) is not None:
-            if group.count > need:
-                group = group.split(need)
-                self.groups.append(group)
-            rounds = min(group.room(threads), need // group.count)
-            if len(self.groups) > 1:  # until another group is the emptiest
-                others = max(g.threads for g in self.groups if g is not group)
-                rounds = min(rounds, max(1, (group.threads - others) // threads))
-            group.add(wave, rounds)
-            need -= rounds * group.count
-        return blocks - need
-
-    def _emptiest(self, threads: int) -> Group | None:
-        """The group with the most room that still takes a block of `threads`."""
-        best = None
-        for group in self.groups:
-            if group.threads >= threads and group.slots and (best is None or group.emptier(best)):
-                best = group
-        return best
-
-    def _start(self, wave: Wave) -> None:
-        grid, op, now = wave.grid, wave.grid.op, self.agenda.now
-        if not op.start_ns:
+            if not placed:
+                return
+            # Blocks that wait for the link end when it is through, wherever they were placed.
+            grid.left = 0 if op.on_link else grid.left - placed
+        now = self.agenda.now
+        if op.start_ns < 0:
             op.start_ns = now
             self.kernels += 1
             if now > op.ready_ns:
                 op.after = self.last
         grid.running += 1
-        self._run(op, grid.wave_ns, lambda: self._end(wave))
+        self.waves += 1
+        if self._by_themselves and not op.on_link:
+            self.agenda.at(now + round(grid.wave_ns), END, self._end, wave)
+        else:
+            self._run(op, grid.wave_ns, partial(self._end, wave))
+
+    def _spread(self, wave: Wave, blocks: int) -> int:
+        """Place as many of the blocks as fit, one after the other on the emptiest SM; how many did."""
+        need, threads, groups = blocks, wave.grid.threads, self.groups
+        while need:
+            # The group with the most room that still takes a block, and the most room elsewhere.
+            best, most, slots, others = None, threads - 1, self.costs.blocks_per_sm, -1
+            for group in groups:
+                free = group.threads
+                if (free > most or (free == most and group.slots > slots)) and group.slots:
+                    if best is not None and most > others:
+                        others = most
+                    best, most, slots = group, free, group.slots
+                elif free > others:
+                    others = free
+            if best is None:
+                break
+            if best.count > need:  # its other SMs are as empty: one round
+                best = best.split(need)
+                groups.append(best)
+                rounds = 1
+            else:
+                rounds = min(best.room(threads), need // best.count)
+                if others >= 0:  # until another group is the emptiest
+                    rounds = min(rounds, max(1, (most - others) // threads))
+            best.add(wave, rounds)
+            need -= rounds * best.count
+        return blocks - need
 
     def _end(self, wave: Wave) -> None:
         """A wave's blocks have ended: their room is free."""
         grid = wave.grid
+        self.waves -= 1
         if self.alone is wave:
             self.alone = None
         else:
@@ -237,11 +258,17 @@ class Sms:
 
     def _free(self, wave: Wave) -> None:
         """Its SMs have room again; those that are idle are one group."""
+        threads = wave.grid.threads
+        idle, busy = 0, []
         for group in self.groups:
-            group.remove(wave)
-        if len(self.groups) == 1:
-            return
-        idle = sum(group.count for group in self.groups if not group.blocks)
-        self.groups = [group for group in self.groups if group.blocks]
+            blocks = group.blocks.pop(wave, 0)
+            if blocks:
+                group.threads += blocks * threads
+                group.slots += blocks
+            if group.blocks:
+                busy.append(group)
+            else:
+                idle += group.count
         if idle:
-            self.groups.append(self._idle(idle))
+            busy.append(self._idle(idle))
+        self.groups = busy

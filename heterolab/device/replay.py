@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,11 +75,14 @@ class Player:
     def wall_us(self, program: Program, host_us: HostTimes | None = None) -> float:
         """The predicted wall of `program`: from the first call to the end of the last."""
         host, steps = self._ready(program, host_us)
-        for i, op in enumerate(program.ops):
-            if host_us is not None:
-                assert isinstance(host, RecordedHost)
-                host.play(host_us[i])
-            steps.do(op)
+        if host_us is None:
+            for op in program.ops:
+                steps.do(op)
+        else:
+            assert isinstance(host, RecordedHost)
+            for op, times in zip(program.ops, host_us, strict=True):
+                host.play(times)
+                steps.do(op)
         return host.now() / 1000
 
     def replay(self, program: Program, host_us: HostTimes | None = None) -> Replay:
@@ -114,21 +118,24 @@ class _Steps:
 
     def __init__(self, device: SimDevice, blocking: Sequence[bool]) -> None:
         self.device = device
-        self.streams: list[SimStream] = [device.stream(non_blocking=not b) for b in blocking]
+        #: By index; -1 is the default stream.
+        self.streams: list[SimStream] = [
+            *(device.stream(non_blocking=not b) for b in blocking),
+            device.default_stream,
+        ]
         self.events: dict[int, Event] = {}
-        self._buffers: dict[tuple[Memory, int], Buffer] = {}
+        self._buffers: dict[tuple[str, int], Buffer] = {}
 
     def do(self, op: dict[str, Any]) -> int:
         """Make the op's call; gives the number of a copy or kernel."""
-        kind = op["op"]
-        stream = self._stream(op.get("stream", -1))
-        if kind in ("h2d", "d2h"):
-            on_device = self._buffer(Memory.DEVICE, op["bytes"])
-            on_host = self._buffer(Memory(op["host"]), op["bytes"])
-            return stream.copy(on_device, on_host) if kind == "h2d" else stream.copy(on_host, on_device)
+        kind, index = op["op"], int(op.get("stream", -1))
+        stream = self.streams[index]
         if kind == "kernel":
-            kernel, reads = self._kernel(op)
-            return stream.launch(kernel, reads)
+            return self._launch(stream, op)
+        if kind == "h2d":
+            return stream.copy(self._buffer("device", op["bytes"]), self._buffer(op["host"], op["bytes"]))
+        if kind == "d2h":
+            return stream.copy(self._buffer(op["host"], op["bytes"]), self._buffer("device", op["bytes"]))
         if kind == "record":
             self.events[op["event"]] = stream.record()
         elif kind == "wait":
@@ -141,24 +148,39 @@ class _Steps:
             self.device.host.work(op["us"] * 1000)
         return NONE
 
-    def _stream(self, index: int) -> SimStream:
-        return self.device.default_stream if index < 0 else self.streams[index]
+    def _launch(self, stream: SimStream, op: dict[str, Any]) -> int:
+        name: str = op["kernel"]
+        if name == "vadd":
+            mapped = op.get("operand") == "mapped"
+            reads = (self._buffer("mapped", 4 * op["n"]),) if mapped else ()
+            return stream.launch(_vadd(op["n"]), reads)
+        if name == "spin":
+            return stream.launch(_spin(op["blocks"], op["threads"], op["ns"]))
+        return stream.launch(_gemm(op["m"], op["dtype"]))
 
-    def _buffer(self, memory: Memory, nbytes: int) -> Buffer:
-        key = (memory, nbytes)
-        if key not in self._buffers:
-            self._buffers[key] = Buffer(self.device, _BYTES[:nbytes], memory)
-        return self._buffers[key]
+    def _buffer(self, memory: str, nbytes: int) -> Buffer:
+        buffer = self._buffers.get((memory, nbytes))
+        if buffer is None:
+            buffer = self._buffers[memory, nbytes] = Buffer(self.device, _BYTES[:nbytes], Memory(memory))
+        return buffer
 
-    def _kernel(self, op: dict[str, Any]) -> tuple[Kernel, tuple[Buffer, ...]]:
-        if op["kernel"] == "vadd":
-            n, mapped = op["n"], op.get("operand") == "mapped"
-            reads = (self._buffer(Memory.MAPPED, 4 * n),) if mapped else ()
-            work = Work(flops=n, bytes=12 * n, blocks=-(-n // 256), threads=256, size=n)
-            return _kernel("vector_add", work), reads
-        if op["kernel"] == "spin":
-            return _kernel("spin", Work(blocks=op["blocks"], threads=op["threads"], block_ns=op["ns"])), ()
-        return _kernel(f"gemm.{op['dtype']}", gemm(op["m"], op["dtype"])), ()
+
+# Programs launch the same kernels again and again: each is made once.
+
+
+@lru_cache(1024)
+def _vadd(n: int) -> Kernel:
+    return _kernel("vector_add", Work(flops=n, bytes=12 * n, blocks=-(-n // 256), threads=256, size=n))
+
+
+@lru_cache(1024)
+def _spin(blocks: int, threads: int, ns: int) -> Kernel:
+    return _kernel("spin", Work(blocks=blocks, threads=threads, block_ns=ns))
+
+
+@lru_cache(1024)
+def _gemm(m: int, dtype: str) -> Kernel:
+    return _kernel(f"gemm.{dtype}", gemm(m, dtype))
 
 
 def gemm(m: int, dtype: str) -> Work:

@@ -8,8 +8,9 @@ program which reads too early reads old values here too.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import ceil, exp
 from pathlib import Path
 from typing import Any, Literal
@@ -21,16 +22,14 @@ from heterolab.device import checks
 from heterolab.device.base import Array, Buffer, Device, Event, Kernel, Limits, Memory, Stream, Work
 from heterolab.device.engines import Gpu
 from heterolab.device.failures import Failure, tell, untold
-from heterolab.device.op import Op, gap_between, roofline_ns
+from heterolab.device.op import Looked, Op, Price, pauses_of, roofline_ns
 from heterolab.device.order import Clock, Order, Races
-from heterolab.device.profile import DeviceProfile, Pageable, Table
+from heterolab.device.profile import DeviceProfile, Pageable
 from heterolab.device.simhost import SimHost
 from heterolab.errors import InputError, OutOfDeviceMemory
 from heterolab.trace.trace import API, D2H, DEFAULT_STREAM, H2D, KERNEL, NO_STREAM, NONE, SYNC, Span
 
-#: A composite that the host launches more slowly than the GPU works is drawn as so many pulses.
-PULSES = 12
-_LANES = {H2D: "h2d", D2H: "d2h", KERNEL: "gpu"}
+PAGEABLE, MAPPED = Memory.PAGEABLE, Memory.MAPPED
 
 
 class SimEvent(Event):
@@ -77,20 +76,30 @@ class SimStream(Stream):
         self.awaited: list[Op] = []
 
     def copy(self, dst: Buffer, src: Buffer, *, batch: int = NONE) -> int:
-        device, costs = self.device, self.device.profile.pageable
+        device = self.device
         kind = checks.copy_kind(device, dst, src)
-        staged = costs is not None and costs.h2d is not None and src.memory is Memory.PAGEABLE
+        if device.pageable is not None and (src.memory is PAGEABLE or dst.memory is PAGEABLE):
+            return self._copy_pageable(kind, dst, src, batch, device.pageable)
+        device.check("copy", self, (src,), (dst,))
+        op = device.copy_op(kind, self, dst.nbytes, batch)
+        if device.values:
+            op.effect = _copying(dst, src)
+        costs = device.costs
+        return device.issue(op, "copy", self, costs.copy_ns, "copy", costs.cold_copy_ns)
+
+    def _copy_pageable(self, kind: str, dst: Buffer, src: Buffer, batch: int, costs: Pageable) -> int:
+        """The host takes part in copies from and to pageable memory."""
+        device = self.device
+        staged = costs.h2d is not None and src.memory is PAGEABLE
         if staged and device.order:  # it is the host that reads `src`, and now
             device.order.host_op("a copy", reads=[src])
         device.check("copy", self, () if staged else (src,), (dst,))
-        op = device.new_op(kind, "copy", self, int(dst.array.nbytes), batch)
-        op.work_ns = device.host.noisy(device.copy_table(kind).at(op.nbytes))
-        if costs is not None and staged:
+        op = device.copy_op(kind, self, dst.nbytes, batch)
+        if staged:
             return device.issue_staged(op, dst, src, self, costs)
-        device.set_copy_effect(op, dst, src)
-        if costs is not None and Memory.PAGEABLE in (dst.memory, src.memory):
-            return device.issue_drained(op, self, costs)
-        return device.issue(op, "copy", device.copy_ns(), self)
+        if device.values:
+            op.effect = _copying(dst, src)
+        return device.issue_drained(op, self, costs)
 
     def launch(
         self,
@@ -103,16 +112,21 @@ class SimStream(Stream):
         device = self.device
         checks.operands(device, kernel, reads, writes)
         work = kernel.work(reads, writes)
-        nbytes = sum(int(buffer.array.nbytes) for buffer in (*reads, *writes))
-        op = device.new_op(KERNEL, kernel.name, self, nbytes, batch)
-        device.price(op, work, reads, writes)
+        nbytes = far = 0
+        for buffer in (*reads, *writes):
+            nbytes += buffer.nbytes
+            if buffer.memory is MAPPED:
+                far += buffer.nbytes
+        op = Op(device.next_op(), KERNEL, kernel.name, self.index, nbytes, batch)
+        held_ns, warmth, cold_ns = device.price(op, work, far)
         device.check(kernel.name, self, reads, writes)  # last: what is refused has touched nothing
-        device.set_kernel_effect(op, kernel, reads, writes)
-        return device.issue(op, "launch", device.host_ns(op, work), self, launches=work.launches)
+        if device.values:
+            op.effect = _running(kernel, reads, writes)
+        return device.issue(op, "launch", self, held_ns, warmth, cold_ns)
 
     def record(self) -> SimEvent:
         device = self.device
-        number = device.call("record", self)
+        number = device.call("record", device.costs.record_ns, self)
         past = device.order.record(self.index) if device.order else None
         return SimEvent(device, number, past, device.frontier(self))
 
@@ -120,10 +134,12 @@ class SimStream(Stream):
         device = self.device
         checks.event(device, event)
         assert isinstance(event, SimEvent)
-        device.call("wait", self)
+        device.call("wait", device.costs.wait_ns, self)
         if device.order and event.past is not None:
             device.order.wait(self.index, event.past)
-        self.awaited += [op for op in event.ops if op is not self.last and op not in self.awaited]
+        for op in event.ops:
+            if op is not self.last and op not in self.awaited:
+                self.awaited.append(op)
 
     def synchronize(self) -> None:
         self.device.hold([self])
@@ -148,12 +164,22 @@ class SimDevice(Device):
         self.order = None if races == "off" else Order(races)
         capacity = profile.limits
         self.limits = Limits(capacity.memory_bytes, capacity.pinned_bytes, capacity.streams)
-        self._gpu = Gpu(host.agenda, profile.copies, profile.compute, host.cpu, self._ended)
+        self.pageable, self._mapped = profile.pageable, profile.mapped
+        self._pauses = pauses_of(profile.gaps)
+        self._start_ns = round(self.costs.start_ns)
+        copies = profile.copies
+        self._copy_ns = {H2D: Looked(copies.h2d), D2H: Looked(copies.d2h), KERNEL: Looked(copies.inside)}
+        self._prices: dict[str, Price | None] = {}  # by kernel, as they come
+        self.next_op, self._rows = host.recorder.next_op, host.recorder.rows
+        self._gpu = Gpu(
+            self.index, host.agenda, copies, profile.compute, host.cpu, self._rows, self._take_effect
+        )
         host.shared = host.shared or profile.compute.on_host_gil is not None
         self._taken = {True: 0, False: 0}  # bytes, by Memory.on_host
         self._streams: list[SimStream] = []
-        self._called: dict[str, tuple[float, float]] = {}  # a call → the host's work until its last
-        self._failures: dict[int, list[Failure]] = {}  # by stream: what nobody was told of yet
+        #: A call → the host's work until its last, and the host's count of changes to that.
+        self._called: dict[str, tuple[float, float]] = {}
+        self._warm: dict[str, int] = {}
         self._closed = False
         self.default_stream = SimStream(self, DEFAULT_STREAM, non_blocking=False)
 
@@ -212,12 +238,12 @@ class SimDevice(Device):
     def hold(self, streams: Sequence[SimStream]) -> None:
         """Hold the host until `streams` are idle, then raise the first failure not yet told."""
         self.check_open()
-        host, number = self.host, self.host.recorder.next_op()
+        host, number = self.host, self.next_op()
         entry, _ = host.enter(self.costs.between_ns, 0, held=True)
         ops = [op for stream in streams for op in self.frontier(stream)]
         host.catch_up()
         idle = all(op.done for op in ops)
-        host.sleep_until(lambda: all(op.done for op in ops), "synchronize()")
+        host.sleep_until_done(ops, "synchronize()")
         host.spend(self.costs.sync_idle_ns if idle else self.costs.sync_ns)
         index = streams[0].index if len(streams) == 1 else NO_STREAM
         self._span(number, SYNC, "synchronize", index, entry)
@@ -227,29 +253,41 @@ class SimDevice(Device):
 
     def frontier(self, stream: SimStream) -> list[Op]:
         """The ops that have to end before something new on `stream` may start."""
-        ops = [*stream.awaited, stream.last] if stream.last else list(stream.awaited)
-        for other in self._barrier(stream):
-            ops += [*other.awaited, other.last] if other.last else other.awaited
+        ops = stream.awaited.copy()
+        if stream.last is not None:
+            ops.append(stream.last)
+        if not stream.non_blocking:
+            for other in self._barrier(stream):
+                ops += other.awaited
+                if other.last is not None:
+                    ops.append(other.last)
         return ops
 
     def _barrier(self, stream: SimStream) -> Sequence[SimStream]:
         """The legacy default stream waits for all blocking streams, and they for it."""
         if stream is self.default_stream:
             return [other for other in self._streams if not other.non_blocking]
-        return () if stream.non_blocking else (self.default_stream,)
+        return (self.default_stream,)
 
     # -- enqueueing --------------------------------------------------------------------
 
-    def new_op(self, kind: str, name: str, stream: SimStream, nbytes: int, batch: int) -> Op:
-        return Op(self.host.recorder.next_op(), kind, name, stream.index, nbytes, batch)
+    def copy_op(self, kind: str, stream: SimStream, nbytes: int, batch: int) -> Op:
+        """A copy and its price."""
+        op = Op(self.next_op(), kind, "copy", stream.index, nbytes, batch)
+        op.work_ns = self._copy_ns[kind][nbytes]
+        if self.host.jitter:
+            op.work_ns = self.host.noisy(op.work_ns)
+        return op
 
-    def call(self, call: Literal["record", "wait"], stream: SimStream) -> int:
+    def call(self, call: Literal["record", "wait"], warm_ns: float, stream: SimStream) -> int:
         """A call that enqueues no op: it costs time, and has a number and a span."""
         self.check_open()
-        number, costs = self.host.recorder.next_op(), self.costs
-        warm = costs.record_ns if call == "record" else costs.wait_ns
-        entry, _ = self.host.enter(costs.between_ns, warm + self._cold(call) * costs.cold_event_ns)
-        self._span(number, API, call, stream.index, entry)
+        number, costs = self.next_op(), self.costs
+        if self._warm.get(call) != self.host.stirred:
+            warm_ns += self._cold(call) * costs.cold_event_ns
+        entry, exit_ns = self.host.enter(costs.between_ns, warm_ns)
+        row = (number, API, call, "host", stream.index, self.index, entry, entry, exit_ns, 0, NONE, NONE)
+        self._rows.append(row)
         return number
 
     def copy_ns(self) -> float:
@@ -260,38 +298,50 @@ class SimDevice(Device):
         """How cold the host's caches are for this call: 0 just after the same call, 1 (or more,
         once memory was staged) after much other work, see HostCosts."""
         host, costs = self.host, self.costs
-        now, last = (host.worked_ns, host.staged_bytes), self._called.get(call)
-        if now == last:
+        if self._warm.get(call) == host.stirred:
             return 0.0
-        self._called[call] = now
+        now, last = (host.worked_ns, host.staged_bytes), self._called.get(call)
+        self._called[call], self._warm[call] = now, host.stirred
         last = last or (-costs.cold_start_ns, 0.0)
         work = 1 - exp(-(now[0] - last[0]) / costs.cold_work_ns)
         return work + costs.cold_bytes_factor * (1 - exp(-(now[1] - last[1]) / costs.cold_bytes))
 
-    def issue(self, op: Op, call: str, ns: float, stream: SimStream, launches: int = 1) -> int:
-        """The host enqueues `op` in a call that takes `ns`; returns its number."""
-        entry, exit_ns = self.host.enter(self.costs.between_ns, ns)
+    def issue(self, op: Op, call: str, stream: SimStream, ns: float, warmth: str, cold_ns: float) -> int:
+        """The host enqueues `op`; returns its number.
+
+        The call takes `ns` where it was made just before, and up to `cold_ns` more where much was
+        done since the last one of the same `warmth`.
+        """
+        costs = self.costs
+        if self._warm.get(warmth) != self.host.stirred:
+            ns += self._cold(warmth) * cold_ns
+        entry, exit_ns = self.host.enter(costs.between_ns, ns)
         op.queued_ns = entry
-        share = self.costs.submit_share / launches
-        op.launches, op.launched_ns = launches, op.work_ns
-        if launches > 1:  # the last of its launches comes at the end of the call
-            op.not_before_ns = exit_ns + round(op.work_ns / launches)
+        share = costs.submit_share
+        if op.launches > 1:  # the last of its launches comes at the end of the call
+            share /= op.launches
+            op.launched_ns = op.work_ns
+            op.not_before_ns = exit_ns + round(op.work_ns / op.launches)
         self._submit(op, stream, entry + round(share * (exit_ns - entry)))
-        self._span(op.number, API, call, stream.index, entry, op.batch)
-        return op.number
+        number, batch = op.number, op.batch
+        row = (number, API, call, "host", op.stream, self.index, entry, entry, exit_ns, 0, batch, NONE)
+        self._rows.append(row)
+        return number
 
     def _submit(self, op: Op, stream: SimStream, at_ns: int) -> None:
         """The device has `op` from `at_ns` on: name what it waits for, and hand it over."""
-        gaps = self.profile.gaps
-        op.ready_ns = at_ns + round(self.costs.start_ns)
-        if stream.last is not None:
-            op.needs(stream.last, gap_between(gaps, stream.last, op))
-        for other in stream.awaited:
-            op.needs(other, gaps.event_ns)
-        for behind in self._barrier(stream):
-            for other in [*behind.awaited, behind.last] if behind.last else behind.awaited:
-                op.needs(other, gap_between(gaps, other, op) + gaps.legacy_ns)
-        stream.last, stream.awaited = op, []
+        op.ready_ns = at_ns + self._start_ns
+        last, stream.last = stream.last, op
+        if last is not None:
+            op.needs(last, self._pauses.within[last.kind][op.kind])
+        if stream.awaited:
+            for other in stream.awaited:
+                op.needs(other, self._pauses.event)
+            stream.awaited = []
+        if not stream.non_blocking:
+            for behind in self._barrier(stream):
+                for other in [*behind.awaited, behind.last] if behind.last else behind.awaited:
+                    op.needs(other, self._pauses.legacy[other.kind][op.kind])
         self._gpu.submit(op)
 
     def issue_staged(self, op: Op, dst: Buffer, src: Buffer, stream: SimStream, costs: Pageable) -> int:
@@ -305,7 +355,7 @@ class SimDevice(Device):
         # The table holds the bare call itself; what a cold one, or one through the seam, costs more:
         held_ns = costs.h2d.at(op.nbytes) + self.copy_ns() - self.profile.host.copy_ns
         entry, exit_ns = self.host.enter(self.costs.between_ns, held_ns, held=True)
-        self.host.staged_bytes += op.nbytes
+        self.host.staged(op.nbytes)
         op.queued_ns = entry
         pieces = ceil(op.nbytes / costs.chunk_bytes)
         last_piece = op.nbytes - (pieces - 1) * costs.chunk_bytes
@@ -324,9 +374,9 @@ class SimDevice(Device):
         entry, exit_ns = self.host.enter(self.costs.between_ns, self.copy_ns(), held=True)
         op.queued_ns = entry
         self._submit(op, stream, entry + round(self.costs.submit_share * (exit_ns - entry)))
-        self.host.sleep_until(lambda: op.done, "copy()")
+        self.host.sleep_until_done([op], "copy()")
         self.host.spend(max(0.0, costs.d2h.at(op.nbytes) - op.work_ns))
-        self.host.staged_bytes += op.nbytes
+        self.host.staged(op.nbytes)
         self._span(op.number, API, "copy", stream.index, entry, op.batch)
         if self.order:
             self.order.host_synchronized([stream.index])
@@ -340,83 +390,57 @@ class SimDevice(Device):
 
     # -- what an op costs -----------------------------------------------------------
 
-    def copy_table(self, kind: str) -> Table:
-        """Bytes → ns of a copy alone."""
-        copies = self.profile.copies
-        return copies.h2d if kind == H2D else copies.d2h if kind == D2H else copies.inside
+    def price(self, op: Op, work: Work, far: int) -> tuple[float, str, float]:
+        """Price a kernel that reads or writes `far` bytes over the link: its time and grid by its
+        name, else its own, else by its arithmetic and bytes.
 
-    def price(self, op: Op, work: Work, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:
-        """Time and grid of a kernel: by name, else its own, else by its arithmetic and bytes."""
-        profile, known = self.profile, self.profile.kernels.get(op.name)
-        op.blocks, op.threads = work.blocks, work.threads
+        Gives how long the host is held for its launches: the time of a warm call, which calls keep
+        it warm, and how much longer it is when cold.
+        """
+        price = self._price(op.name)
+        op.blocks, op.threads, op.launches = work.blocks, work.threads, work.launches
         if work.block_ns:
             op.work_ns, op.per_block = work.block_ns, True
-        elif known is not None:
-            op.work_ns = known.time.at(work.size)
+        elif price is not None:
+            op.work_ns = price.time[work.size]
         else:
-            rate = profile.flops_per_ns(work.dtype) if work.flops else 1.0
-            op.work_ns = roofline_ns(work, profile.compute, rate)
-        far = sum(b.nbytes for b in (*reads, *writes) if b.memory is Memory.MAPPED)
-        if far and profile.mapped is not None:
-            over_link = profile.mapped.at(far)
+            rate = self.profile.flops_per_ns(work.dtype) if work.flops else 1.0
+            op.work_ns = roofline_ns(work, self.profile.compute, rate)
+        if far and self._mapped is not None:
+            over_link = self._mapped.at(far)
             op.on_link = over_link > op.work_ns
             op.work_ns = max(op.work_ns, over_link)
-        op.work_ns = self.host.noisy(op.work_ns)
+        if self.host.jitter:
+            op.work_ns = self.host.noisy(op.work_ns)
+        costs = self.costs
+        if price is None or price.host is None:
+            return work.launches * costs.launch_ns, "launch", costs.cold_launch_ns
+        cold_ns = costs.cold_launch_ns if price.cold_host_ns is None else price.cold_host_ns
+        return price.host[work.size], op.name, cold_ns
 
-    def host_ns(self, op: Op, work: Work) -> float:
-        """How long the host is held for a kernel's launches."""
-        known = self.profile.kernels.get(op.name)
-        if known is None or known.host is None:
-            return work.launches * self.costs.launch_ns + self._cold("launch") * self.costs.cold_launch_ns
-        extra = self.costs.cold_launch_ns if known.cold_host_ns is None else known.cold_host_ns
-        return known.host.at(work.size) + self._cold(op.name) * extra
+    def _price(self, kernel: str) -> Price | None:
+        """What the profile knows of a kernel by its name."""
+        try:
+            return self._prices[kernel]
+        except KeyError:
+            cost = self.profile.kernels.get(kernel)
+            price = self._prices[kernel] = None if cost is None else Price(cost)
+            return price
 
-    # -- values ------------------------------------------------------------------------
+    # -- what has happened -------------------------------------------------------------
 
-    def set_copy_effect(self, op: Op, dst: Buffer, src: Buffer) -> None:
-        if self.values:
-            target, source = _bytes_of(dst), _bytes_of(src)
-            op.effect = lambda: np.copyto(target, source)
-
-    def set_kernel_effect(
-        self, op: Op, kernel: Kernel, reads: Sequence[Buffer], writes: Sequence[Buffer]
-    ) -> None:
-        if self.values:
-            inputs, outputs = [b.array for b in reads], [b.array for b in writes]
-            recall = kernel.recall
-            if recall is not None:
-                op.effect = lambda: recall(inputs, outputs)
-            else:
-                op.effect = lambda: kernel.run(np, inputs, outputs)
-
-    def _ended(self, op: Op) -> None:
-        """An op has ended: its effect on memory, and its span."""
+    def _take_effect(self, op: Op) -> None:
+        """An op has ended: its effect on memory, and who has failed in its stream."""
+        failed = self._gpu.failed
         if op.effect is not None:
             try:
                 op.effect()
             except BaseException as error:  # kept until the host asks: see failures.py
                 error.add_note(f"In the kernel {op.name!r} on stream {op.stream} of {self.name}.")
-                self._failures[op.stream] = [*self._failures.get(op.stream, ()), Failure(error)]
+                failed[op.stream] = [*failed.get(op.stream, ()), Failure(error)]
             op.effect = None
-        if op.stream in self._failures:
-            op.failures = self._failures[op.stream] = untold(self._failures[op.stream])
-        for queued, start, end in _pulses(op):
-            self.host.recorder.add(
-                Span(
-                    op.number,
-                    op.kind,
-                    op.name,
-                    _LANES[op.kind],
-                    op.stream,
-                    self.index,
-                    queued,
-                    start,
-                    end,
-                    op.nbytes,
-                    op.batch,
-                    op.after,
-                )
-            )
+        if op.stream in failed:
+            op.failures = failed[op.stream] = untold(failed[op.stream])
 
     def collect(self) -> None:
         """Let all that is due by now have happened: its spans are in the recorder then."""
@@ -484,8 +508,9 @@ class SimDevice(Device):
 
     def check(self, what: str, stream: Stream, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:
         """Refuse a closed device, and an access that nothing orders."""
-        self.check_open()
-        if self.order:
+        if self._closed:
+            self.check_open()
+        if self.order is not None:
             self.order.device_op(stream.index, what, reads, writes)
 
     # -- the end -----------------------------------------------------------------------
@@ -517,18 +542,14 @@ def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 
-def _pulses(op: Op) -> list[tuple[int, int, int]]:
-    """(queued, start, end) of each span of an op: one, as a rule.
+def _copying(dst: Buffer, src: Buffer) -> Callable[[], None]:
+    """The effect of a copy on memory."""
+    return partial(np.copyto, _bytes_of(dst), _bytes_of(src))
 
-    An eager forward pass is hundreds of kernels. When the GPU does each of them faster than the
-    host launches the next, it idles between them; the spans show how much, as a few pulses that
-    together last as long as the kernels' work.
-    """
-    duration = op.end_ns - op.start_ns
-    count = min(op.launches, PULSES)
-    launches_set_the_end = op.end_ns <= op.not_before_ns
-    if count == 1 or not launches_set_the_end or duration < 1.05 * op.launched_ns:
-        return [(op.queued_ns, op.start_ns, op.end_ns)]
-    length = round(op.launched_ns / count)
-    starts = [op.start_ns + (duration - length) * i // (count - 1) for i in range(count)]
-    return [(start if i else op.queued_ns, start, start + length) for i, start in enumerate(starts)]
+
+def _running(kernel: Kernel, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> Callable[[], None]:
+    """The effect of a kernel on memory."""
+    inputs, outputs = [b.array for b in reads], [b.array for b in writes]
+    return (
+        partial(kernel.recall, inputs, outputs) if kernel.recall else partial(kernel.run, np, inputs, outputs)
+    )

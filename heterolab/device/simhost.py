@@ -8,12 +8,13 @@ agenda is played up to that moment. No threads and no real clock: same seed, sam
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -27,6 +28,39 @@ END, BEGIN = 0, 1
 MAX_WORKERS = 256
 #: Rounds in which the speeds of jobs that share the interpreter lock are settled.
 LOCK_ROUNDS = 4
+NEVER = "{} waits for something that can never happen: nothing is in flight."
+
+
+class Ending(Protocol):
+    """What the host can be held for: an op of a device."""
+
+    done: bool
+
+
+class SimRecorder(Recorder):
+    """Spans of a run on a virtual clock. One thread writes them: there is no lock. It may write
+    plain tuples to :attr:`rows`, which are made spans once somebody looks at them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[Any] = self._spans
+        self._looked = 0
+
+    def next_op(self) -> int:
+        number = self._next
+        self._next = number + 1
+        return number
+
+    @property
+    def spans(self) -> list[Span]:
+        spans, new = self._spans, tuple.__new__
+        for i in range(self._looked, len(spans)):
+            spans[i] = new(Span, spans[i])
+        self._looked = len(spans)
+        return spans
+
+    def since(self, index: int) -> list[Span]:
+        return self.spans[index:]
 
 
 class Agenda:
@@ -34,15 +68,14 @@ class Agenda:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._count = 0
+        self._numbers = count()
         self._playing = False
         #: The moment of the action that was played last.
         self.now = 0
 
     def at(self, time_ns: int, priority: int, action: Callable[..., None], *args: Any) -> None:
         """Have ``action(*args)`` called at `time_ns`."""
-        self._count += 1
-        heapq.heappush(self._heap, (time_ns, priority, self._count, action, args))
+        heappush(self._heap, (time_ns, priority, next(self._numbers), action, args))
 
     def __bool__(self) -> bool:
         return bool(self._heap)
@@ -53,7 +86,7 @@ class Agenda:
 
     def play_one(self) -> None:
         """Go to the next action and do it."""
-        self.now, _, _, action, args = heapq.heappop(self._heap)
+        self.now, _, _, action, args = heappop(self._heap)
         self._playing, playing = True, self._playing
         try:
             action(*args)
@@ -66,13 +99,26 @@ class Agenda:
         if self._playing or not heap or heap[0][0] > time_ns:
             return
         self._playing = True
-        pop = heapq.heappop
         try:
             while heap and heap[0][0] <= time_ns:
-                self.now, _, _, action, args = pop(heap)
+                self.now, _, _, action, args = heappop(heap)
                 action(*args)
         finally:
             self._playing = False
+
+    def play_till(self, op: Ending, host: SimHost) -> bool:
+        """Go on until `op` has ended, and the host's clock with it; False if that never comes."""
+        heap = self._heap
+        self._playing, playing = True, self._playing
+        try:
+            while heap and not op.done:
+                self.now, _, _, action, args = heappop(heap)
+                action(*args)
+                if self.now > host._now:
+                    host._now = self.now
+        finally:
+            self._playing = playing
+        return op.done
 
 
 class SimHost(Host):
@@ -87,17 +133,19 @@ class SimHost(Host):
         that relative deviation, drawn from `seed`. 0 is off.
     """
 
+    recorder: SimRecorder
+
     def __init__(self, profile: DeviceProfile, seed: int = 0, jitter: float = 0.0) -> None:
         if not isinstance(seed, int):
             raise InputError(f"seed={seed!r} is not a whole number.")
         if not isinstance(jitter, int | float) or not 0 <= jitter <= 1:
             raise InputError(f"jitter={jitter!r} is a relative deviation: give a number from 0 to 1.")
-        self.recorder = Recorder()
+        self.recorder = SimRecorder()
         self.profile = profile
         self.agenda = Agenda()
         self.cpu = Processor(self.agenda, profile.host.cores)
         self.seed, self.jitter = seed, jitter
-        self._random = random.Random(seed)
+        self._random = random.Random(seed) if jitter else None
         self._now = 0
         self._devices = 0
         self._woken = False
@@ -108,6 +156,8 @@ class SimHost(Host):
         #: CPU work and bytes staged by the host thread so far: what makes its caches cold.
         self.worked_ns = 0.0
         self.staged_bytes = 0.0
+        #: Changes whenever these two do.
+        self.stirred = 0
 
     def next_device_index(self) -> int:
         """The index of one more device on this host."""
@@ -125,7 +175,7 @@ class SimHost(Host):
 
     def noisy(self, ns: float) -> float:
         """`ns` with the run's jitter."""
-        return ns * self._random.lognormvariate(0.0, self.jitter) if self.jitter else ns
+        return ns * self._random.lognormvariate(0.0, self.jitter) if self._random else ns
 
     def spend(self, ns: float, gil: float = 1.0, waits: float | None = None) -> None:
         """The host thread works for `ns` (longer if workers contend for the interpreter, see
@@ -151,13 +201,23 @@ class SimHost(Host):
     def work(self, ns: float, gil: float = 1.0, waits: float | None = None) -> None:
         """The host thread computes something of its own for `ns`."""
         self.worked_ns += ns
+        self.stirred += 1
         self.spend(ns, gil, waits)
+
+    def staged(self, nbytes: int) -> None:
+        """The host thread has copied bytes of pageable memory."""
+        self.staged_bytes += nbytes
+        self.stirred += 1
 
     def enter(self, between_ns: float, ns: float, held: bool = False) -> tuple[int, int]:
         """The host calls the device: a pause before, then `ns` inside. Gives (entry, exit).
 
         `held` says that the call blocks: its length is the device's doing, not the host's.
         """
+        if not (self.shared or self.jitter):  # as a rule: nothing can come between
+            entry = self._now + round(between_ns)
+            self._now = exit_ns = entry + round(ns)
+            return entry, exit_ns
         if between_ns:
             self.spend(between_ns, self.call_gil, 1.0)
         entry = self._now
@@ -171,9 +231,15 @@ class SimHost(Host):
         """Hold the host thread until `happened()`; the clock stands where it came true."""
         while not happened():
             if not self.agenda:
-                raise StalledError(f"{why} waits for something that can never happen: nothing is in flight.")
+                raise StalledError(NEVER.format(why))
             self.agenda.play_one()
             self._now = max(self._now, self.agenda.now)
+
+    def sleep_until_done(self, ops: Sequence[Ending], why: str) -> None:
+        """Hold the host thread until all `ops` have ended."""
+        for op in ops:
+            if not (op.done or self.agenda.play_till(op, self)):
+                raise StalledError(NEVER.format(why))
 
     # -- work --------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Recorder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = 0
-        self.spans: list[Span] = []
+        self._spans: list[Span] = []
 
     def next_op(self) -> int:
         """The next op number: one a device op or CPU job, in the order the host issues them."""
@@ -112,7 +112,12 @@ class Recorder:
             return op
 
     def add(self, span: Span) -> None:
-        self.spans.append(span)
+        self._spans.append(span)
+
+    @property
+    def spans(self) -> list[Span]:
+        """All spans so far, in the order in which they became known."""
+        return self._spans
 
     @property
     def ops(self) -> int:
