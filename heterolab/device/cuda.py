@@ -20,8 +20,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from heterolab.device import checks
 from heterolab.device.base import Array, Buffer, Device, Event, Kernel, Limits, Memory, Stream
-from heterolab.device.cuda_events import NOT_READY, EventSpans, Pending
+from heterolab.device.cuda_events import NOT_READY, Pending
 from heterolab.device.cuda_kernels import CompiledKernels
+from heterolab.device.cuda_spans import Source, open_spans, source
 from heterolab.device.host import RealHost, machine_memory
 from heterolab.device.order import Clock, Order
 from heterolab.errors import DeviceUnavailable, HeteroLabError, InputError, OutOfDeviceMemory
@@ -240,11 +241,10 @@ class CudaDevice(Device):
     """See the module. Open it with ``open_device("cuda")``."""
 
     host: RealHost
-    source = EventSpans.source
     default_stream: CudaStream
 
     def __init__(
-        self, number: int, why: str, races: Literal["raise", "show", "off"], spans: bool, host: RealHost
+        self, number: int, why: str, races: Literal["raise", "show", "off"], spans: Source, host: RealHost
     ) -> None:
         self.cupy = importlib.import_module("cupy")
         self.runtime = self.cupy.cuda.runtime
@@ -270,7 +270,8 @@ class CudaDevice(Device):
         self._streams: list[CudaStream] = []
         self.default_stream = CudaStream(self, DEFAULT_STREAM, False, self.cupy.cuda.Stream.null)
         with self.native:
-            self.spans = EventSpans(self.cupy, host, self.index, timed=spans)
+            self.spans, self.spans_from = open_spans(spans, self.cupy, host, self.index)
+        self.source = self.spans.source
 
     @classmethod
     def open(
@@ -278,7 +279,7 @@ class CudaDevice(Device):
         index: int = 0,
         why: str = "",
         races: Literal["raise", "show", "off"] = "off",
-        spans: bool = True,
+        spans: Source | bool = "auto",
         host: RealHost | None = None,
     ) -> CudaDevice:
         """The machine's CUDA device number `index`.
@@ -290,18 +291,22 @@ class CudaDevice(Device):
         races
             ``"raise"`` or ``"show"`` checks the order of all accesses; ``"off"`` does not.
         spans
-            Whether device ops are timed (two event records each).
+            Where the times of device ops come from: ``"cupti"`` (exact, a span a kernel),
+            ``"events"`` (two event records an op), ``"auto"`` (CUPTI where it works, else
+            events; the device's repr says which and why), ``"off"`` (ops are not timed).
         host
             The host to run under, to put several devices on one clock; by default its own.
 
         Raises
         ------
         DeviceUnavailable
-            There is no such device, or none can be used; says why.
+            There is no such device, or none can be used, or CUPTI was asked for by name and
+            cannot be; says why.
         """
+        timed_by = source(spans)
         if missing := why_not():
             raise DeviceUnavailable(f"cuda:{index} cannot be opened here: {missing}")
-        return cls(index, why, races, spans, host or RealHost())
+        return cls(index, why, races, timed_by, host or RealHost())
 
     # -- streams -----------------------------------------------------------------------
 
@@ -484,10 +489,12 @@ class CudaDevice(Device):
     def meta(self) -> dict[str, Any]:
         return self.host.meta() | {
             "gpu": self.name,
+            "spans": self.spans_from,
             "cupy": self.cupy.__version__,
             "driver": _version(self.runtime.driverGetVersion()),
             "runtime": _version(self.runtime.runtimeGetVersion()),
         }
 
     def __repr__(self) -> str:
-        return f"<{self.name}: a CUDA device{'; ' + self._why if self._why else ''}>"
+        why = f"; {self._why}" if self._why else ""
+        return f"<{self.name}: a CUDA device; {self.spans_from}{why}>"

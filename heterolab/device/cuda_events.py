@@ -5,7 +5,8 @@ What they cannot: an op that its stream has begun may still stand in line for a 
 For copies we know better, since an engine does one copy at a time: a copy is said to start no
 earlier than the one before it on its engine ended. Kernels may truly overlap, so theirs stay.
 
-A source of exact spans (CUPTI) can take this one's place: it needs the same five methods.
+A source of exact spans takes this one's place where CUPTI works (``cupti.py``): it has the same
+five methods.
 """
 
 from __future__ import annotations
@@ -72,7 +73,11 @@ class GpuClock:
 
 @dataclass(slots=True)
 class Pending:
-    """An op on its way, its two events, and the arrays that must live until it has ended."""
+    """An op on its way, its two events, and the arrays that must live until it has ended.
+
+    The last three are for exact spans: when the host left the op and on which thread, and how
+    many things the GPU is known to have done for it.
+    """
 
     op: int
     kind: str
@@ -84,59 +89,25 @@ class Pending:
     keep: Any
     began: Any
     ended: Any = None
+    issued_ns: int = 0
+    thread: int = 0
+    rows: int = 0
 
 
-class EventSpans:
-    """See the module.
+class OpsInFlight:
+    """Ops on their way, each with an event behind it: until that is reached, the op's arrays must
+    live, whoever else has dropped them."""
 
-    Parameters
-    ----------
-    timed
-        False records no spans; ops are then followed only to keep their arrays alive.
-    """
-
-    source = "cuda-events"
-
-    def __init__(self, cupy: Any, host: RealHost, device_index: int, timed: bool) -> None:
-        self._cupy, self._host, self._device_index, self._timed = cupy, host, device_index, timed
+    def __init__(self, cupy: Any, timed: bool) -> None:
+        self._cupy, self._timed = cupy, timed
         self._query, self._record = cupy.cuda.runtime.eventQuery, cupy.cuda.runtime.eventRecord
-        self._clock = GpuClock(cupy, host) if timed else None
         self._free: list[Any] = []  # events to be used again
         self._pending: deque[Pending] = deque()
-        self._lane_busy_until = {H2D: 0, D2H: 0}
-        self._lock = threading.Lock()
-
-    def begin(self, stream_ptr: int) -> Any:
-        """Mark the start of the op that is about to be enqueued."""
-        return self._mark(stream_ptr) if self._timed else None
-
-    def end(self, stream_ptr: int, op: Pending) -> None:
-        """Mark the end of the op that was just enqueued."""
-        op.ended = self._mark(stream_ptr)
-        self._pending.append(op)
-        if len(self._pending) > MOST_PENDING:
-            self.collect()
 
     def cancel(self, began: Any) -> None:
         """The op could not be enqueued."""
         if began is not None:
             self._free.append(began)
-
-    def collect(self) -> None:
-        """Move the spans of ops that have ended into the host's recorder."""
-        with self._lock:
-            # Twice: what ended before an op of the first round is done by the second, so that
-            # every engine's copies come out in the order in which it did them.
-            ended = [*self._take_ended(), *self._take_ended()]
-            if self._clock is not None:
-                self._add(self._clock, ended)
-                self._clock.renew()
-            for op in ended:
-                self._free += [event for event in (op.began, op.ended) if event is not None]
-
-    def close(self) -> None:
-        self._pending.clear()
-        self._free.clear()
 
     def _mark(self, stream_ptr: int) -> Any:
         try:
@@ -154,6 +125,53 @@ class EventSpans:
             (ended if self._query(op.ended.ptr) == 0 else rest).append(op)
         self._pending.extendleft(reversed(rest))
         return ended
+
+
+class EventSpans(OpsInFlight):
+    """See the module.
+
+    Parameters
+    ----------
+    timed
+        False records no spans; ops are then followed only to keep their arrays alive.
+    """
+
+    source = "cuda-events"
+    words = "CUDA events"
+
+    def __init__(self, cupy: Any, host: RealHost, device_index: int, timed: bool) -> None:
+        super().__init__(cupy, timed)
+        self._host, self._device_index = host, device_index
+        self._clock = GpuClock(cupy, host) if timed else None
+        self._lane_busy_until = {H2D: 0, D2H: 0}
+        self._lock = threading.Lock()
+
+    def begin(self, stream_ptr: int) -> Any:
+        """Mark the start of the op that is about to be enqueued."""
+        return self._mark(stream_ptr) if self._timed else None
+
+    def end(self, stream_ptr: int, op: Pending) -> None:
+        """Mark the end of the op that was just enqueued."""
+        op.ended = self._mark(stream_ptr)
+        self._pending.append(op)
+        if len(self._pending) > MOST_PENDING:
+            self.collect()
+
+    def collect(self) -> None:
+        """Move the spans of ops that have ended into the host's recorder."""
+        with self._lock:
+            # Twice: what ended before an op of the first round is done by the second, so that
+            # every engine's copies come out in the order in which it did them.
+            ended = [*self._take_ended(), *self._take_ended()]
+            if self._clock is not None:
+                self._add(self._clock, ended)
+                self._clock.renew()
+            for op in ended:
+                self._free += [event for event in (op.began, op.ended) if event is not None]
+
+    def close(self) -> None:
+        self._pending.clear()
+        self._free.clear()
 
     def _add(self, clock: GpuClock, ended: list[Pending]) -> None:
         for op in ended:

@@ -164,12 +164,14 @@ def record(dev: Device, program: Program, *args: Any) -> Trace:
     """Run ``program(dev, *args)``, wait for the device, and give the trace of just that."""
     dev.synchronize()
     dev.collect()
-    spans, op, now = len(dev.host.recorder.spans), dev.host.recorder.ops, dev.host.now()
+    recorder = dev.host.recorder
+    spans, notes, op, now = len(recorder.spans), len(recorder.notes), recorder.ops, dev.host.now()
     program(dev, *args)
     dev.synchronize()
     dev.collect()
-    new = dev.host.recorder.since(spans)
-    return Trace.from_spans(new, dev.source, dev.name, dev.meta(), origin_ns=now, first_op=op)
+    lacks = recorder.notes[notes:]
+    meta = dev.meta() | ({"incomplete": lacks} if lacks else {})
+    return Trace.from_spans(recorder.since(spans), dev.source, dev.name, meta, origin_ns=now, first_op=op)
 
 
 def timed(dev: Device, program: Program, *args: Any) -> Trace:

@@ -79,7 +79,10 @@ class Loop:
         self.timings: dict[int, Timing] = {}
         self._warm_up()
         self.pool = self.host.pool(self.settings.workers) if self.settings.workers else None
-        self.first_span, self.first_op = len(self.host.recorder.spans), self.host.recorder.ops
+        device.collect()  # what came before the run is told before it
+        recorder = self.host.recorder
+        self.first_span, self.first_op = len(recorder.spans), recorder.ops
+        self.first_note = len(recorder.notes)
         self.origin_ns = self.host.now()
         self.hooks = Hooks(pipeline.hooks, self.host, self.origin_ns)
         self.live = live
@@ -330,11 +333,12 @@ class Loop:
     def result(self) -> Run:
         """The run as far as it is known now; may be called from any thread."""
         spans = self.host.recorder.since(self.first_span)
+        notes = self.host.recorder.notes[self.first_note :]
         trace = Trace.from_spans(
             spans,
             self.device.source,
             self.device.name,
-            self.device.meta() | self._meta(),
+            self.device.meta() | self._meta() | ({"incomplete": notes} if notes else {}),
             origin_ns=self.origin_ns,
             first_op=self.first_op,
         )

@@ -97,12 +97,16 @@ _INT_COLUMNS = tuple(name for name in Span._fields if name not in _TEXT_COLUMNS)
 
 
 class Recorder:
-    """Numbers ops and collects spans; safe to use from any thread."""
+    """Numbers ops and collects spans; safe to use from any thread.
+
+    `notes` says, in words, what the spans lack: a trace's meta carries it as ``incomplete``.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = 0
         self._spans: list[Span] = []
+        self.notes: list[str] = []
 
     def next_op(self) -> int:
         """The next op number: one a device op or CPU job, in the order the host issues them."""
@@ -217,7 +221,11 @@ class Trace:
             "cuda-events": "measured (CUDA events)",
             "cupti": "measured (CUPTI)",
         }.get(self.source, self.source)
-        return f"{'replayed, ' if self.replayed else ''}{how} · {self.device}"
+        lacks = self.meta.get("incomplete")
+        incomplete = (
+            f" · INCOMPLETE: {'; '.join(map(str, lacks))}" if isinstance(lacks, list) and lacks else ""
+        )
+        return f"{'replayed, ' if self.replayed else ''}{how} · {self.device}{incomplete}"
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as JSON, gzipped when the name ends in ``.gz``; same trace, same bytes."""
