@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from heterolab.device.cuda_events import LANES, MOST_PENDING, OpsInFlight, Pending
 from heterolab.device.cupti_records import COPY_KINDS, CuptiUnavailable, Records
-from heterolab.device.cupti_session import EXTRA, CuptiClock, Session
+from heterolab.device.cupti_session import EXTRA, JUMP_NS, CuptiClock, Session
 from heterolab.device.host import RealHost
 from heterolab.errors import InputError
 from heterolab.trace.trace import D2H, H2D, KERNEL, Span
@@ -37,8 +37,6 @@ FLUSH_NS = 150_000_000
 SETTLE_NS = 5_000_000_000
 #: How far apart the two clocks' readings of one moment may lie.
 CLOCKS_NS = 1_000
-#: The time of day was set, if its offset moves by so much between two readings.
-JUMP_NS = 1_000_000
 #: Raw records kept of each kind, for whoever asks for them; older ones go first.
 MOST_KEPT = 200_000
 
@@ -123,7 +121,7 @@ class CuptiSpans(OpsInFlight):
         """
         with self._lock:
             self._let_go()
-            if not self._open or self._closed:
+            if not self._open or self._closed or self._session.ended:
                 return
             idle = not self._pending
             if not idle and self._host.now() - self._flushed_ns < FLUSH_NS:
@@ -163,7 +161,7 @@ class CuptiSpans(OpsInFlight):
         """
         with self._lock:
             self.collect()
-            if not self._closed and not self._pending:
+            if not (self._closed or self._session.ended or self._pending):
                 self._fetch(forced=True)
                 self._join()
                 self._settle(idle=True)

@@ -44,6 +44,8 @@ MOST_BUFFERS = 128
 #: What is traced from the start, and what can be added.
 ALWAYS = ("kernel", "memcpy", "memset", "overhead")
 EXTRA = ("synchronization", "unified_memory", "graph", "driver", "runtime")
+#: The time of day was set, if its offset moves by so much between two readings.
+JUMP_NS = 1_000_000
 ZEROED_BUFFERS = 5  # CUPTI_ACTIVITY_ATTR_ZEROED_OUT_ACTIVITY_BUFFER
 FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED
 
@@ -63,6 +65,7 @@ class Session:
             "cuptiActivityEnableRuntimeApi"
         )
         self._parser = Parser(library.version, library.following)
+        self.ended = False
         self._told = 0  # the parser's problems that subscribers have been told
         self._subscribers: WeakSet[Any] = WeakSet()
         self._enabled: list[str] = []
@@ -168,6 +171,7 @@ class Session:
     def _end(self) -> None:
         """At the interpreter's end, while callbacks can still run."""
         with self._lock:
+            self.ended = True
             self._subscribers.clear()
             self._stop()
 
@@ -249,7 +253,14 @@ class CuptiClock:
             before, stamp, after = self._host.now(), self._library.timestamp(), self._host.now()
             tries.append((after - before, stamp, (before + after) // 2 - stamp))
         self.width_ns, stamp, offset = min(tries)
-        moved = offset - self._readings[-1][1] if self._readings else 0
+        moved = 0
+        if self._readings:
+            last, before = self._readings[-1]
+            moved = offset - before
+            if stamp <= last:
+                self._readings.clear()  # set back: what came before cannot be told apart
+            elif abs(moved) > JUMP_NS:
+                self._readings.append((stamp - 1, before))  # set, not drifted: a step
         self._readings.append((stamp, offset))
         if len(self._readings) > self.MOST_READINGS:
             del self._readings[1::2]
