@@ -59,7 +59,8 @@ class Gpu:
         """The host has enqueued `op`; its dependencies are named already."""
         kind = op.kind
         if kind != KERNEL:
-            self.copying[kind].queue(op)
+            channels = self.copying[kind].channels
+            channels[op.stream % len(channels)].append(op)
         if not op.unmet:
             self.agenda.at(op.ready_ns, BEGIN, self._arrive[kind], op)
 
@@ -134,6 +135,7 @@ class Link:
     def __init__(self, agenda: Agenda, copies: Copies) -> None:
         self.agenda, self.costs = agenda, copies
         self.transfers: list[Transfer] = []
+        self._ends = self._end  # a method that is looked up once
         self._settled_ns = 0
 
     def start(self, transfer: Transfer) -> None:
@@ -145,7 +147,7 @@ class Link:
             self._settled_ns = now = self.agenda.now
             self.transfers.append(transfer)
             transfer.speed, transfer.end_ns = 1.0, now + round(transfer.left_ns)
-            self.agenda.at(transfer.end_ns, END, self._end, transfer)
+            self.agenda.at(transfer.end_ns, END, self._ends, transfer)
 
     def _settle(self) -> None:
         """Take off what each transfer has done since the last change."""
@@ -205,10 +207,8 @@ class CopyEngine:
         self.running: Op | None = None
         self.last = NONE  # the op that ended last
         self._weight = max(1 - costs.mapped_share, 0.01)  # beside a kernel on the link
+        self._finish = self._moved  # a method that is looked up once
         self._on_host = gpu.sms_on_host
-
-    def queue(self, op: Op) -> None:
-        self.channels[op.stream % len(self.channels)].append(op)
 
     def arrive(self, op: Op) -> None:
         """A copy is ready: it starts if the engine is free and comes to it."""
@@ -234,7 +234,7 @@ class CopyEngine:
         if self._on_host:
             self.gpu.shared(op, op.work_ns, self._moved)
         else:
-            self.link.start(Transfer(op.kind, op.work_ns, op.nbytes, self._weight, self._moved))
+            self.link.start(Transfer(op.kind, op.work_ns, op.nbytes, self._weight, self._finish))
 
     def _moved(self) -> None:
         """The bytes are there; a copy that the host feeds piece by piece may take longer."""

@@ -51,10 +51,10 @@ class Group:
 class Grid:
     """A kernel's blocks: those still to be placed, and how long a wave of them takes."""
 
-    __slots__ = ("blocks", "later", "left", "op", "running", "started", "threads", "wave_ns")
+    __slots__ = ("blocks", "later", "left", "op", "running", "started", "threads", "wave_ns", "waves")
 
-    def __init__(self, op: Op, threads: int, blocks: int, wave_ns: float) -> None:
-        self.op, self.threads, self.wave_ns = op, threads, wave_ns
+    def __init__(self, op: Op, threads: int, blocks: int, wave_ns: float, waves: int = 1) -> None:
+        self.op, self.threads, self.wave_ns, self.waves = op, threads, wave_ns, waves
         self.blocks = self.left = blocks
         self.later: tuple[int, float] | None = None  # blocks, and their time, once those have ended
         self.running = 0  # waves
@@ -94,6 +94,7 @@ class Sms:
     ) -> None:
         self.agenda, self.costs = agenda, compute
         self._run, self._ended = run, ended
+        self._ends = self._end  # a method that is looked up once
         self._by_themselves = compute.on_host_gil is None
         self._capacities: dict[int, int] = {}
         self.line: deque[Grid] = deque()
@@ -135,27 +136,20 @@ class Sms:
             wave_ns = op.work_ns + self.costs.fixed_ns
             if waves > MAX_WAVES:
                 return Grid(op, threads, MAX_WAVES * room, wave_ns * waves / MAX_WAVES)
-            return Grid(op, threads, blocks, wave_ns)
-        return Grid(op, threads, blocks, op.work_ns / waves)
+            return Grid(op, threads, blocks, wave_ns, waves)
+        return Grid(op, threads, blocks, op.work_ns / waves, waves)
 
     def _plan(self, grid: Grid) -> None:
-        """The kernel is at the head of the line: how its blocks begin.
+        """How the blocks of a kernel begin of which only the time of the whole is known.
 
-        Where only the time of the whole kernel is known, and enough of the device is free, it
-        goes at its full speed with the room that there is. A grid of many waves is then two
-        steps for the simulator: all waves but the last, and the last.
+        Where enough of the device is free, it goes at its full speed with the room that there is.
+        A grid of many waves is then two steps for the simulator: all waves but the last, and the
+        last.
         """
-        grid.started = True
-        if grid.op.per_block:
-            return
-        room = self.capacity(grid.threads)
-        waves = -(-grid.blocks // room)
-        if not self.kernels:
-            if waves == 1:
-                return
-            free = room
-        else:
-            free = sum([group.count * group.room(grid.threads) for group in self.groups])
+        room, waves = self.capacity(grid.threads), grid.waves
+        free = room
+        if self.kernels:
+            free = sum(group.count * group.room(grid.threads) for group in self.groups)
         if free >= ENOUGH_ROOM * min(room, grid.blocks):
             grid.left = min(free, grid.blocks)
             if waves > 1:
@@ -175,7 +169,9 @@ class Sms:
                 if self.alone is not None:  # no longer
                     self._spread(self.alone, self.alone.blocks)
                     self.alone = None
-                self._plan(grid)
+                grid.started = True
+                if not grid.op.per_block and (self.kernels or grid.waves > 1):
+                    self._plan(grid)
             if grid.left:
                 self._fill(grid)
             if grid.left or grid.later:
@@ -203,7 +199,7 @@ class Sms:
         grid.running += 1
         self.waves += 1
         if self._by_themselves and not op.on_link:
-            self.agenda.at(now + round(grid.wave_ns), END, self._end, wave)
+            self.agenda.at(now + round(grid.wave_ns), END, self._ends, wave)
         else:
             self._run(op, grid.wave_ns, partial(self._end, wave))
 

@@ -12,7 +12,6 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -35,16 +34,14 @@ class RaceWarning(UserWarning):
     """A race that was let through because ``races="show"``."""
 
 
-@dataclass(frozen=True)
 class Access:
     """One operation's touch of a byte range: who, at which tick of its clock, and how."""
 
-    actor: int
-    tick: int
-    start: int
-    end: int
-    writes: bool
-    what: str
+    __slots__ = ("actor", "end", "start", "tick", "what", "writes")
+
+    def __init__(self, actor: int, tick: int, start: int, end: int, writes: bool, what: str) -> None:
+        self.actor, self.tick, self.start, self.end = actor, tick, start, end
+        self.writes, self.what = writes, what
 
     def overlaps(self, start: int, end: int) -> bool:
         return self.start < end and start < self.end
@@ -138,13 +135,15 @@ class Order:
                 known = touched if buffer.storage in touched else self._accesses
                 for old in known.get(buffer.storage, ()):
                     past = old.actor == actor or old.tick <= clock.get(old.actor, -1)
-                    if not past and (old.writes or writing) and old.overlaps(start, end):
+                    if past:
+                        # What lies wholly in the past of a newer access that covers it can race
+                        # with nothing that does not race with the newer one too.
+                        replaced = writing or (old.actor == actor and not old.writes)
+                        if replaced and old.within(start, end):
+                            continue
+                    elif (old.writes or writing) and old.overlaps(start, end):
                         self._report(old, new, buffer)
-                    # What lies wholly in the past of a newer access that covers it can race
-                    # with nothing that does not race with the newer one too.
-                    covered = old.within(start, end) and (writing or not old.writes)
-                    if not (past and covered and (writing or old.actor == actor)):
-                        kept.append(old)
+                    kept.append(old)
                 touched[buffer.storage] = kept
         clock[actor] = tick
         self._accesses.update(touched)

@@ -47,9 +47,8 @@ class SimRecorder(Recorder):
         self._looked = 0
 
     def next_op(self) -> int:
-        number = self._next
-        self._next = number + 1
-        return number
+        self._next = number = self._next + 1
+        return number - 1
 
     @property
     def spans(self) -> list[Span]:
