@@ -249,7 +249,7 @@ def test_the_anchor_is_renewed_by_its_own_clock(spans) -> None:
 @pytest.fixture
 def fake(machine) -> Iterator[CudaDevice]:
     machine(13000, fake_cupy.make())
-    device = CudaDevice.open(races="raise")
+    device = CudaDevice.open(races="raise", spans="events")
     yield device
     device.close()
 
@@ -393,7 +393,7 @@ def test_meta_says_what_ran(fake: CudaDevice) -> None:
 
 @pytest.fixture
 def gpu() -> Iterator[CudaDevice]:
-    device = CudaDevice.open()
+    device = CudaDevice.open(spans="events")  # exact ones: test_cupti_gpu.py
     yield device
     device.close()
 

@@ -406,6 +406,15 @@ def test_a_run_is_stamped_with_what_its_own_spans_lack(world, monkeypatch) -> No
     assert trace.meta["incomplete"] == ["CUPTI lost 3 records for lack of buffers"]
 
 
+def test_what_came_before_a_run_is_collected_before_it(cpu_device, monkeypatch) -> None:
+    notes = cpu_device.host.recorder.notes
+    lacks = iter(["of the warm-up", "of the run"])
+    monkeypatch.setattr(cpu_device, "collect", lambda: notes.append(next(lacks)))
+    run = hl.Pipeline(hl.models.encoder(), batch=2).run(hl.closed_loop(n=2, in_flight=2, seed=0), on=cpu_device)
+    assert run.trace.meta["incomplete"] == ["of the run"]
+    assert run.stamp.endswith("INCOMPLETE: of the run")
+
+
 def test_when_buffers_run_out_cupti_is_told(world, monkeypatch) -> None:
     device = world.open()
     monkeypatch.setattr(cupti_session, "MOST_BUFFERS", 0)
