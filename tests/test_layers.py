@@ -24,7 +24,13 @@ FORBIDDEN = {
     "heterolab.device.cuda": ["heterolab.device.sim", "heterolab.device.cpu"],
     "heterolab.device.host": ["heterolab.device.sim", "heterolab.device.cpu", "heterolab.device.cuda"],
 }
-SEAM_ONLY = ["heterolab.device.sim", "heterolab.device.cpu", "heterolab.device.cuda", "heterolab.view"]
+SEAM_ONLY = [
+    "heterolab.device.sim",
+    "heterolab.device.cpu",
+    "heterolab.device.cuda",
+    "heterolab.device.cupti",
+    "heterolab.view",
+]
 for layer in ("heterolab.pipeline", "heterolab.models", "heterolab.trace"):
     FORBIDDEN[layer] = [*FORBIDDEN.get(layer, []), *SEAM_ONLY]
 
