@@ -4,7 +4,8 @@ Lab 05's pipeline at every combination of batch, streams, memory, workers and pa
 machine's GPU, and beside each point what the simulator says. A host's speed wanders, so the
 grid is run in several passes and a point is the median of them; the costs of the host's own
 work are taken from passes of calibration in between (see heterolab/device/calibrate/insitu.py),
-so that both sides have seen the same minutes.
+so that both sides have seen the same minutes. And each run keeps to the cores that are fast at
+that moment: on a rented machine they differ by a factor of two (see heterolab/device/cores.py).
 
 Written to labs/recordings/grid.json, and the profile with those costs to --refreshed; with
 --readme the file's figures are put into the README, and nothing is measured.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -73,13 +75,17 @@ def predict(profile: str | DeviceProfile, point: Point) -> dict[str, float]:
     return serve(SimDevice.open(profile, values=False), point)
 
 
-def measure(dev: Device, passes: int, between: Any) -> list[list[dict[str, float]]]:
-    """By point, the results of each pass; `between` is called before each pass and at the end."""
+def measure(
+    dev: Device, passes: int, between: Callable[[], object], settle: Callable[[], object]
+) -> list[list[dict[str, float]]]:
+    """By point, the results of each pass; `between` is called before each pass and at the end,
+    `settle` before each run."""
     found: list[list[dict[str, float]]] = [[] for _ in points()]
     for turn in range(passes + 1):
         between()
         order = list(enumerate(points()))
         for i, point in order if turn % 2 else reversed(order):
+            settle()
             result = serve(dev, point)
             if turn:  # the first pass warms up
                 found[i].append(result)
@@ -187,11 +193,14 @@ def main() -> None:
         README.write_text(written(README.read_text(), json.loads(options.out.read_text())))
         return
     from heterolab.device.calibrate import Effort, insitu, write
+    from heterolab.device.cores import FastCores
 
     dev = hl.open_device(options.device)
     effort = Effort.quick() if dev.source == "cpu-clock" else Effort.full()
-    calibration = insitu.InRuns(dev, hl.models.encoder(), effort)
-    measured = measure(dev, options.passes, calibration.watch)
+    cores = FastCores()
+    calibration = insitu.InRuns(dev, hl.models.encoder(), effort, cores)
+    measured = measure(dev, options.passes, calibration.watch, cores.choose)
+    cores.release()
     profile = insitu.refreshed(json.loads(options.profile.read_text()), calibration.costs())
     write(profile, options.refreshed)
     predicted = [predict(DeviceProfile.from_json(profile), point) for point in points()]
@@ -202,6 +211,7 @@ def main() -> None:
         "meta": dev.meta(),
         "heterolab": hl.__version__,
         "passes": options.passes,
+        "cores": cores.summary(),
         "profile": profile["provenance"],
         "rows": rows(measured, predicted),
     }

@@ -19,7 +19,8 @@ FORBIDDEN = {
     "heterolab.device.profile": ["heterolab.device.sim", "heterolab.device.cpu", "heterolab.device.cuda"],
     "heterolab.device.base": ["heterolab.device.sim", "heterolab.device.cpu", "heterolab.device.cuda"],
     "heterolab.device.order": ["heterolab.device.sim", "heterolab.device.cpu", "heterolab.device.cuda"],
-    "heterolab.device.sim": ["heterolab.device.cpu", "heterolab.device.cuda", "heterolab.device.host"],
+    "heterolab.device.sim": ["heterolab.device.cpu", "heterolab.device.cuda", "heterolab.device.cores",
+        "heterolab.device.host"],
     "heterolab.device.cpu": ["heterolab.device.sim", "heterolab.device.cuda"],
     "heterolab.device.cuda": ["heterolab.device.sim", "heterolab.device.cpu"],
     "heterolab.device.host": ["heterolab.device.sim", "heterolab.device.cpu", "heterolab.device.cuda"],
@@ -37,6 +38,7 @@ for layer in ("heterolab.pipeline", "heterolab.models", "heterolab.trace"):
 #: outside module → the only places that may import it
 ONLY = {
     "time": (
+        "heterolab.device.cores",
         "heterolab.device.host",
         "heterolab.device.cuda",
         "heterolab.device.calibrate",

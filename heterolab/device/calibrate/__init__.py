@@ -18,6 +18,7 @@ from heterolab.device.base import Device
 from heterolab.device.calibrate import deviceside, hostside, insitu, lock
 from heterolab.device.calibrate.figures import Effort, Json
 from heterolab.device.calibrate.waiters import compare_waiting
+from heterolab.device.cores import FastCores
 from heterolab.device.cpu import CpuDevice
 from heterolab.device.host import usable_cores
 from heterolab.device.profile import BUILT_IN, FORMAT, VERSION, DeviceProfile
@@ -172,6 +173,7 @@ def calibrate_cuda(
         )
         tell("copies, gaps, arithmetic")
         notes = {
+            "cores": host["inside"]["cores"],
             "host_calls": host["calls"],
             "copies": deviceside.copies(device, effort),
             "both_speed": deviceside.both_directions(device, effort),
@@ -224,19 +226,22 @@ def _base_of(device: Device, base: str | None) -> Json:
 
 def _host_sections(device: Device, model: Any, effort: Effort, tell: Callable[[str], None]) -> Json:
     """What is measured on the host, whatever the device."""
-    tell("the host's work in real runs of the pipeline")
-    runs = insitu.InRuns(device, model, effort)
-    runs.watch()
-    tell("the interpreter lock")
-    locks = lock.shares(device, model)
-    runs.watch()
-    tell("host calls, waiting, workers")
-    calls = hostside.host_calls(device, effort)
-    late = hostside.waiting(device, effort)
-    pools = hostside.workers(device, effort)
-    runs.watch()
-    inside = runs.costs()
-    alone = hostside.stages(model, effort, leave_out=inside["stages"])
+    with FastCores() as cores:
+        tell("the host's work in real runs of the pipeline")
+        runs = insitu.InRuns(device, model, effort, cores)
+        runs.watch()
+        tell("the interpreter lock")
+        cores.choose()
+        locks = lock.shares(device, model)
+        runs.watch()
+        tell("host calls, waiting, workers")
+        cores.choose()
+        calls = hostside.host_calls(device, effort)
+        late = hostside.waiting(device, effort)
+        pools = hostside.workers(device, effort)
+        runs.watch()
+        inside = runs.costs() | {"cores": cores.summary()}
+        alone = hostside.stages(model, effort, leave_out=inside["stages"])
     step = inside["loop_step"]
     return {
         "cpu_costs": insitu.stage_sections(inside, alone, locks),

@@ -111,7 +111,14 @@ class Recorded:
         self.spans = self.device.host.recorder.since(self._first)
 
     def on_device(self) -> dict[int, Span]:
-        return {s.op: s for s in self.spans if s.kind in DEVICE_KINDS}
+        """By op number: an op of many kernels, told one by one, from its first to its last."""
+        whole: dict[int, Span] = {}
+        for span in self.spans:
+            if span.kind in DEVICE_KINDS:
+                known = whole.setdefault(span.op, span)
+                start, end = min(known.start_ns, span.start_ns), max(known.end_ns, span.end_ns)
+                whole[span.op] = known._replace(start_ns=start, end_ns=end)
+        return whole
 
     def calls(self, name: str) -> list[Span]:
         return [s for s in self.spans if s.kind in (API, SYNC) and s.name == name]

@@ -22,6 +22,7 @@ import numpy as np
 
 from heterolab.device.base import Buffer, Device, Event, Kernel, Memory, Stream
 from heterolab.device.calibrate.figures import Effort, Json, median, spread
+from heterolab.device.cores import FastCores
 from heterolab.pipeline.loop import Loop
 from heterolab.pipeline.pipeline import Pipeline
 from heterolab.workload import closed_loop
@@ -119,10 +120,12 @@ class InRuns:
     """Passes over every job at every batch size of `effort`; see the module.
 
     The first pass, on creation, is not watched: it compiles kernels and fills memory pools.
+    With `cores`, each run keeps to the cores that are fast at that moment.
     """
 
-    def __init__(self, device: Device, model: Any, effort: Effort) -> None:
+    def __init__(self, device: Device, model: Any, effort: Effort, cores: FastCores | None = None) -> None:
         self.device, self.model, self.effort = device, model, effort
+        self.cores = cores
         self.passes: list[Watch] = []
         self._pass(Watch())
 
@@ -133,6 +136,8 @@ class InRuns:
     def _pass(self, watch: Watch) -> Watch:
         for job in JOBS:
             for batch in self.effort.batches:
+                if self.cores is not None:
+                    self.cores.choose()
                 _watch_one(self.device, self.model, watch, job, batch, self.effort)
         return watch
 
