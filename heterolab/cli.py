@@ -235,12 +235,34 @@ def calibrate(
 @bench.command()
 def simulator(
     file: Annotated[Path, typer.Argument(help="Stream programs with what a real GPU did.")],
+    without: Annotated[
+        list[str] | None, typer.Option(help="Leave this effect of the physics out; may be repeated.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Replay measured stream programs on the simulator, and print the error by family."""
     from heterolab.device import score
 
-    typer.echo(score.main(file, as_json=as_json))
+    typer.echo(score.main(file, as_json=as_json, without=without or ()))
+
+
+@bench.command()
+def effects(
+    file: Annotated[Path, typer.Argument(help="Stream programs with what a real GPU did.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What each effect of the simulator's physics is worth: the error without it."""
+    from heterolab.device import worth
+
+    typer.echo(worth.main(file, as_json=as_json))
+
+
+@bench.command()
+def scale(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """How fast the simulator is, in runs of a thousand to a million ops."""
+    from heterolab.device import scale as speed
+
+    typer.echo(speed.main(as_json=as_json))
 
 
 @bench.command()

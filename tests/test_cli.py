@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import heterolab as hl
 from heterolab import cli
 from heterolab.trace.trace import Trace
+
+PROGRAMS = str(Path(__file__).parent / "data" / "h200-open.json.gz")
 
 
 def heterolab(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -75,6 +78,8 @@ def test_a_user_s_own_requests_are_replayed_bad_lines_counted_and_html_escaped(t
         (("run", "--device", "sim:h200", "--rate", "0"), "rate"),
         (("run", "--device", "sim:/no/such/profile.json"), "profile.json"),
         (("bench", "simulator", "/no/such/programs.json"), "programs.json"),
+        (("bench", "simulator", PROGRAMS, "--without", "gaps"), "gaps_in_a_stream"),
+        (("bench", "effects", "/no/such/programs.json"), "programs.json"),
         (("lab", "99"), "03"),
         (("calibrate", "--device", "toaster", "--out", "x.json"), "toaster"),
         (("run", "--device", "sim:h200", "--n", "2", "--trace", "/no/such/folder/t.json"), "/no/such/folder"),

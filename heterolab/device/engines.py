@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from heterolab.device.failures import Failure
 from heterolab.device.occupancy import Sms
 from heterolab.device.op import Op
-from heterolab.device.profile import Compute, Copies
+from heterolab.device.physics import Physics
+from heterolab.device.profile import Copies
 from heterolab.device.simhost import BEGIN, END, Agenda, Processor
 from heterolab.trace.trace import D2H, H2D, KERNEL, NONE
 
@@ -30,6 +32,8 @@ class Gpu:
     ----------
     index
         The device's index in the run.
+    physics
+        The device's costs and rules.
     rows
         Where the spans of ops that have ended are written.
     effect
@@ -40,18 +44,18 @@ class Gpu:
         self,
         index: int,
         agenda: Agenda,
-        copies: Copies,
-        compute: Compute,
+        physics: Physics,
         host_cpu: Processor,
         rows: list[Any],
         effect: Callable[[Op], None],
     ) -> None:
         self.index, self.agenda, self._rows, self._effect = index, agenda, rows, effect
+        compute, copies = physics.profile.compute, physics.profile.copies
         self._cpu, self._gil = host_cpu, compute.on_host_gil
-        self.sms_on_host = compute.on_host_gil is not None
         self.failed: dict[int, list[Failure]] = {}  # by stream: what nobody was told of yet
         self.link = Link(agenda, copies)
-        self.copying = {kind: CopyEngine(self, copies) for kind in (H2D, D2H)}
+        engine = CopyEngine if physics.one_engine else CopiesAtOnce
+        self.copying = {kind: engine(self, physics) for kind in (H2D, D2H)}
         self.sms = Sms(agenda, compute, self.shared, self.end)
         self._arrive = {H2D: self.copying[H2D].arrive, D2H: self.copying[D2H].arrive, KERNEL: self.sms.arrive}
 
@@ -200,15 +204,19 @@ class CopyEngine:
     ready holds up those behind it. The engine stays with a channel while it can.
     """
 
-    def __init__(self, gpu: Gpu, costs: Copies) -> None:
+    def __init__(self, gpu: Gpu, physics: Physics) -> None:
         self.gpu, self.agenda, self.link = gpu, gpu.agenda, gpu.link
-        self.channels: list[deque[Op]] = [deque() for _ in range(costs.channels)]
-        self.current = self.channels[0]
+        profile = physics.profile
+        # Without channels to share, each stream has one of its own, and the engine stays with none.
+        channels = profile.copies.channels if physics.channels else profile.limits.streams + 1
+        self.channels: list[deque[Op]] = [deque() for _ in range(channels)]
+        self._stays = physics.channels
+        self.current: deque[Op] = deque()
         self.running: Op | None = None
         self.last = NONE  # the op that ended last
-        self._weight = max(1 - costs.mapped_share, 0.01)  # beside a kernel on the link
+        self._weight = max(1 - profile.copies.mapped_share, 0.01)  # beside a kernel on the link
         self._finish = self._moved  # a method that is looked up once
-        self._on_host = gpu.sms_on_host
+        self._on_host = profile.compute.on_host_gil is not None
 
     def arrive(self, op: Op) -> None:
         """A copy is ready: it starts if the engine is free and comes to it."""
@@ -226,7 +234,8 @@ class CopyEngine:
             channel = ready[0]
             if len(ready) > 1:
                 channel = min(ready, key=lambda channel: (channel[0].ready_ns, channel[0].number))
-            self.current = channel
+            if self._stays:
+                self.current = channel
         op, now = channel.popleft(), self.agenda.now
         if now > op.ready_ns:
             op.after = self.last
@@ -247,3 +256,25 @@ class CopyEngine:
         self.gpu.end(op)
         if self.running is None:
             self._go_on()
+
+
+class CopiesAtOnce(CopyEngine):
+    """What there is without `one_engine_a_direction`: each copy starts when it is ready."""
+
+    def __init__(self, gpu: Gpu, physics: Physics) -> None:
+        super().__init__(gpu, physics)
+        self.channels = [deque(maxlen=0)]  # nothing queues
+
+    def arrive(self, op: Op) -> None:
+        op.start_ns = self.agenda.now
+        finish = partial(self._arrived, op)
+        if self._on_host:
+            self.gpu.shared(op, op.work_ns, finish)
+        else:
+            self.link.start(Transfer(op.kind, op.work_ns, op.nbytes, self._weight, finish))
+
+    def _arrived(self, op: Op) -> None:
+        if self.agenda.now < op.not_before_ns:
+            self.agenda.at(op.not_before_ns, END, self.gpu.end, op)
+        else:
+            self.gpu.end(op)

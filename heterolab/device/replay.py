@@ -7,7 +7,7 @@ without the host's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from heterolab.device.base import Buffer, Event, Kernel, Memory, Work
+from heterolab.device.physics import Physics
 from heterolab.device.profile import DeviceProfile
 from heterolab.device.programs import Program
 from heterolab.device.sim import SimDevice, SimStream
@@ -66,11 +67,13 @@ class Replay:
 
 
 class Player:
-    """Runs programs on a simulated device, op by op, through the seam."""
+    """Runs programs on a simulated device, op by op, through the seam. `without` names effects of
+    its physics to leave out (:data:`physics.EFFECTS`)."""
 
-    def __init__(self, profile: DeviceProfile) -> None:
+    def __init__(self, profile: DeviceProfile, without: Iterable[str] = ()) -> None:
         # The programs were issued by bare calls, not through this package.
-        self.profile = replace(profile, seam=None)
+        self.physics = Physics.of(replace(profile, seam=None), without)
+        self.profile = self.physics.profile
 
     def wall_us(self, program: Program, host_us: HostTimes | None = None) -> float:
         """The predicted wall of `program`: from the first call to the end of the last."""
@@ -108,7 +111,7 @@ class Player:
 
     def _ready(self, program: Program, host_us: HostTimes | None) -> tuple[SimHost, _Steps]:
         host = SimHost(self.profile) if host_us is None else RecordedHost(self.profile)
-        device = SimDevice.open(self.profile, races="off", values=False, host=host)
+        device = SimDevice(self.physics, "", races="off", values=False, host=host)
         return host, _Steps(device, program.blocking)
 
 

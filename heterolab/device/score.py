@@ -15,7 +15,7 @@ What is compared, of each program:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -150,7 +150,12 @@ class Report:
         }
 
 
-def score(programs: Sequence[Program], profile: DeviceProfile | None = None, speed_ns: int = 0) -> Report:
+def score(
+    programs: Sequence[Program],
+    profile: DeviceProfile | None = None,
+    speed_ns: int = 0,
+    without: Iterable[str] = (),
+) -> Report:
     """Predict what each program does and compare it with what was measured.
 
     Parameters
@@ -159,9 +164,11 @@ def score(programs: Sequence[Program], profile: DeviceProfile | None = None, spe
         The machine's profile; by default the built-in one of the H200.
     speed_ns
         Repeat the predictions for at least so much CPU time, for a steadier ``ops_per_s``.
+    without
+        Effects of the simulator's physics to leave out, see :data:`physics.EFFECTS`.
     """
-    profile = profile or DeviceProfile.load("h200")
-    player, alone = Player(profile), Player(without_cpu_costs(profile))
+    profile, without = profile or DeviceProfile.load("h200"), tuple(without)
+    player, alone = Player(profile, without), Player(without_cpu_costs(profile), without)
     walls, ops_per_s = _timed(lambda: [player.wall_us(p) for p in programs], _ops(programs), speed_ns)
     predictions = [
         _predict(program, wall, player, alone.wall_us(program))
@@ -286,10 +293,14 @@ def _spread(errors: Sequence[float]) -> dict[str, float]:
     return {"median": float(np.median(errors)), "p90": float(np.quantile(errors, 0.9))}
 
 
-def main(path: str | Path, as_json: bool = False) -> str:
+def main(path: str | Path, as_json: bool = False, without: Iterable[str] = ()) -> str:
     """What ``heterolab bench simulator FILE`` prints: tables, or JSON."""
-    report = score(load_programs(path), speed_ns=SPEED_NS)
-    return json.dumps(report.as_dict(), indent=1) if as_json else "\n".join(tables(report))
+    without = tuple(without)
+    report = score(load_programs(path), speed_ns=SPEED_NS, without=without)
+    if as_json:
+        return json.dumps(report.as_dict() | ({"without": without} if without else {}), indent=1)
+    title = [f"without {', '.join(without)}:"] if without else []
+    return "\n".join([*title, *tables(report)])
 
 
 def tables(report: Report) -> Iterator[str]:

@@ -8,7 +8,7 @@ program which reads too early reads old values here too.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from math import ceil, exp
@@ -24,6 +24,7 @@ from heterolab.device.engines import Gpu
 from heterolab.device.failures import Failure, tell, untold
 from heterolab.device.op import Looked, Op, Price, pauses_of, roofline_ns
 from heterolab.device.order import Clock, Order, Races
+from heterolab.device.physics import Physics
 from heterolab.device.profile import DeviceProfile, Pageable
 from heterolab.device.simhost import SimHost
 from heterolab.errors import InputError, OutOfDeviceMemory
@@ -155,11 +156,15 @@ class SimDevice(Device):
     source = "simulated"
     default_stream: SimStream
 
-    def __init__(self, profile: DeviceProfile, why: str, races: Races, values: bool, host: SimHost) -> None:
-        self.host, self.profile, self.costs, self._why = host, profile, profile.seam or profile.host, why
+    def __init__(self, physics: Physics, why: str, races: Races, values: bool, host: SimHost) -> None:
+        self.host, self.physics, self.profile, self._why = host, physics, physics.profile, why
+        profile = self.profile
+        self.costs = profile.seam or profile.host
         self.index = host.next_device_index()
         kind = profile.provenance.kind
         self.name = profile.name if kind == "measured" else f"{profile.name} ({kind})"
+        if physics.without:
+            self.name += f", without {', '.join(physics.without)}"
         self.values = values
         self.order = None if races == "off" else Order(races)
         capacity = profile.limits
@@ -171,9 +176,7 @@ class SimDevice(Device):
         self._copy_ns = {H2D: Looked(copies.h2d), D2H: Looked(copies.d2h), KERNEL: Looked(copies.inside)}
         self._prices: dict[str, Price | None] = {}  # by kernel, as they come
         self.next_op, self._rows = host.recorder.next_op, host.recorder.rows
-        self._gpu = Gpu(
-            self.index, host.agenda, copies, profile.compute, host.cpu, self._rows, self._take_effect
-        )
+        self._gpu = Gpu(self.index, host.agenda, physics, host.cpu, self._rows, self._take_effect)
         host.shared = host.shared or profile.compute.on_host_gil is not None
         self._taken = {True: 0, False: 0}  # bytes, by Memory.on_host
         self._streams: list[SimStream] = []
@@ -192,6 +195,7 @@ class SimDevice(Device):
         seed: int = 0,
         jitter: float = 0.0,
         values: bool = True,
+        without: str | Iterable[str] = (),
         host: SimHost | None = None,
     ) -> SimDevice:
         """A simulated device.
@@ -209,16 +213,22 @@ class SimDevice(Device):
             Noise on every cost: a relative deviation (0: none), drawn from `seed`.
         values
             False: copies and kernels cost time and move no values.
+        without
+            Effects of the physics to leave out, by their names in :data:`physics.EFFECTS`.
         host
-            The host to run under, to put several devices on one clock; by default its own.
+            The host to run under, to put several devices on one clock; by default its own. Such a
+            host goes by the profile it was made from, with all its effects.
 
         Raises
         ------
         ProfileError
             There is no such profile, or it is corrupt.
+        InputError
+            There is no such effect.
         """
         loaded = profile if isinstance(profile, DeviceProfile) else DeviceProfile.load(profile)
-        return cls(loaded, why, races, values, host or SimHost(loaded, seed, jitter))
+        physics = Physics.of(loaded, without)
+        return cls(physics, why, races, values, host or SimHost(physics.profile, seed, jitter))
 
     # -- streams and time --------------------------------------------------------------
 
@@ -265,6 +275,8 @@ class SimDevice(Device):
 
     def _barrier(self, stream: SimStream) -> Sequence[SimStream]:
         """The legacy default stream waits for all blocking streams, and they for it."""
+        if not self.physics.legacy_barrier:
+            return ()
         if stream is self.default_stream:
             return [other for other in self._streams if not other.non_blocking]
         return (self.default_stream,)
@@ -523,18 +535,20 @@ class SimDevice(Device):
         self._closed = True
 
     def meta(self) -> dict[str, Any]:
-        return {
+        meta = {
             "profile": self.profile.name,
             "provenance": asdict(self.profile.provenance),
             "seed": self.host.seed,
             "jitter": self.host.jitter,
             "values": self.values,
         }
+        return meta | ({"without": list(self.physics.without)} if self.physics.without else {})
 
     def __repr__(self) -> str:
         values = "" if self.values else "; costs only, no values"
         why = f"; {self._why}" if self._why else ""
-        return f"<simulated {self.profile.name}, costs {self.profile.stamp}{values}{why}>"
+        without = f"; without {', '.join(self.physics.without)}" if self.physics.without else ""
+        return f"<simulated {self.profile.name}, costs {self.profile.stamp}{without}{values}{why}>"
 
 
 def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
