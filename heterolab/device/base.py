@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from heterolab.device.order import Order
+from heterolab.device.profile import DeviceProfile
 from heterolab.errors import InputError
 from heterolab.trace.trace import NONE, Recorder
 
@@ -394,6 +395,8 @@ class Device(ABC):
     values: bool = True
     order: Order | None
     default_stream: Stream
+    #: The costs that it is simulated from; None where its time is real.
+    profile: DeviceProfile | None = None
 
     @abstractmethod
     def stream(self, non_blocking: bool = True) -> Stream:

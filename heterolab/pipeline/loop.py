@@ -23,8 +23,9 @@ from heterolab.pipeline.hooks import Hooks
 from heterolab.pipeline.kernels import run_kernels
 from heterolab.pipeline.postprocess import Answer, postprocess
 from heterolab.pipeline.preprocess import Prepared, Rejected, preprocess
-from heterolab.pipeline.run import Failed, Run, Timing
+from heterolab.pipeline.run import Failed, Origin, Run, Timing
 from heterolab.pipeline.transfer import Slot, SlotPlan, copy_in, copy_out, make_slots
+from heterolab.trace.queue import noted
 from heterolab.trace.trace import Trace
 from heterolab.workload import Load, Request
 
@@ -70,7 +71,7 @@ class Loop:
             self.settings.batch, round(self.settings.max_delay_ms * 1e6), self.settings.length_aware
         )
         self.inbox: deque[Request] = deque()
-        self.load, self.source = load.label, load.source()
+        self.load, self.source = load, load.source()
         self.waiting: dict[Wait, Callable[[Wait], None]] = {}
         self.jobs = 0
         self.stopping = False
@@ -328,7 +329,13 @@ class Loop:
     def _meta(self) -> dict[str, Any]:
         """What a trace has to say of its run, so that it can be compared with another."""
         answers = sum(isinstance(output, Answer) for output in list(self.outputs.values()))
-        return {"settings": asdict(self.settings), "load": self.load, "answers": answers}
+        requests = noted(dict(self.timings))
+        return {
+            "settings": asdict(self.settings),
+            "load": self.load.label,
+            "answers": answers,
+            "requests": requests,
+        }
 
     def result(self) -> Run:
         """The run as far as it is known now; may be called from any thread."""
@@ -350,6 +357,7 @@ class Loop:
             trace,
             tuple(unserved),
             tuple(self.hooks.errors),
+            Origin(self.pipeline.model, self.pipeline.keys, self.load, self.device.profile),
         )
 
 

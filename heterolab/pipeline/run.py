@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from heterolab.pipeline.postprocess import Answer
 from heterolab.pipeline.preprocess import Rejected
 from heterolab.trace.trace import Trace
-from heterolab.workload import Request
+from heterolab.workload import Load, Request
 
 if TYPE_CHECKING:
+    from heterolab.device.profile import DeviceProfile
+    from heterolab.models.encoder import Encoder
     from heterolab.pipeline.pipeline import Settings
 
 
@@ -41,6 +43,24 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What a run was made from beside its settings: enough to make it again.
+
+    Attributes
+    ----------
+    model, keys, load
+        As given to the pipeline and to its run.
+    profile
+        The costs of the machine, where it was simulated; else None.
+    """
+
+    model: Encoder
+    keys: tuple[str, ...]
+    load: Load
+    profile: DeviceProfile | None
+
+
+@dataclass(frozen=True)
 class Run:
     """The result of :meth:`Pipeline.run`.
 
@@ -58,6 +78,8 @@ class Run:
         Requests that had arrived when the run was stopped and got no output.
     hook_errors
         One line for each hook that failed.
+    origin
+        What it was made from; None where it was put together by hand.
     """
 
     settings: Settings
@@ -66,6 +88,7 @@ class Run:
     trace: Trace
     unserved: tuple[Request, ...] = ()
     hook_errors: tuple[str, ...] = ()
+    origin: Origin | None = field(default=None, repr=False, compare=False)
 
     @property
     def answers(self) -> list[Answer]:

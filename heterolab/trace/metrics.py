@@ -18,15 +18,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heterolab.errors import InputError
-from heterolab.trace.trace import API, CPU, D2H, DEVICE_KINDS, H2D, KERNEL, SYNC, WAIT, Trace
+from heterolab.trace.trace import API, CPU, DEVICE_KINDS, Trace
 
 GROUPS = ("cpu", "link", "gpu")
 WORK_KINDS = (CPU, API, *DEVICE_KINDS)
 
-#: Reasons for an idle GPU; CPU work is ``cpu:NAME`` with the span's name. See gpu_idle_by_cause.
-INPUT_COPY, OUTPUT_COPY, HAND_OVER = "input_copy", "output_copy", "hand_over"
-HOST_SYNC, COPY_CALL, LAUNCH_CALL = "sync", "copy_call", "launch_call"
-WAITING, UNRECORDED, CPU_WORK = "waiting", "unrecorded", "cpu:"
+#: Reasons for an idle GPU; CPU work is ``cpu:NAME`` with the span's name. See ``trace/idle.py``.
+INPUT_COPY, OUTPUT_COPY, EVENT, HAND_OVER = "input_copy", "output_copy", "event", "hand_over"
+HOST_SYNC, PAGEABLE, COPY_CALL, LAUNCH_CALL = "sync", "pageable", "copy_call", "launch_call"
+ARRIVALS, BATCH_DELAY, WAKE, UNRECORDED = "arrivals", "batch_delay", "wake", "unrecorded"
+CPU_WORK, END, UNKNOWN = "cpu:", "end", "unknown"
 
 #: A percentile needs so many samples beyond it before it means something: p99 needs 1,000.
 SAMPLES_BEYOND = 10
@@ -147,73 +148,16 @@ def lanes_bound_ns(trace: Trace) -> int:
 def gpu_idle_by_cause(trace: Trace) -> dict[str, int]:
     """Why was the GPU idle? Nanoseconds by cause, the largest first; they sum to its idle time.
 
-    Each idle moment gets the first cause of this list that holds. "The next kernel" is the one
-    that ends the gap.
-
-    1. ``input_copy``: a copy to the device was under way.
-    2. The next kernel was issued already, so the host is not to blame, or there is none any
-       more: ``output_copy`` if a copy to the host was under way.
-    3. The next kernel was issued already: ``hand_over``: start latency, the gap between two
-       engines, an event not done yet.
-    4. Now the host is late. What was it doing? ``sync``: held until the device was done;
-       ``copy_call``: inside a copy call, which for pageable memory stages all the bytes;
-       ``launch_call``: inside any other call to the device; ``cpu:NAME``: that CPU work, on the
-       host thread first, else on a worker.
-    5. The host slept: ``output_copy`` if one was under way, else ``waiting``: nothing had
-       arrived, or the batcher's delay was running.
-    6. ``unrecorded``: the host was between two recorded spans.
+    ``heterolab/trace/idle.py`` lists the causes and decides. All GPUs of a trace count as one here;
+    :func:`heterolab.explain` tells them apart, and names the ops.
     """
-    if not len(trace):
-        return {}
-    kernels = trace.kind(KERNEL)
-    edges = np.unique(np.concatenate([trace["start_ns"], trace["end_ns"], kernels["queued_ns"]]))
-    edges = edges[(edges >= trace.start_ns) & (edges <= trace.end_ns)]
-    lengths, moments = np.diff(edges), edges[:-1]
+    from heterolab.trace import idle  # it asks this module what lanes and intervals are
+    from heterolab.trace.queue import Queue
 
-    def during(mask: Mask) -> Mask:
-        return _covered(edges, trace["start_ns"][mask], trace["end_ns"][mask])
-
-    kind, lane = trace["kind"], trace["lane"]
-    following = np.searchsorted(kernels["start_ns"], moments)
-    some_follow = following < len(kernels)
-    issued = np.zeros(len(moments), bool)
-    issued[some_follow] = kernels["queued_ns"][following[some_follow]] <= moments[some_follow]
-    copying_out = during(kind == D2H)
-    copy_call = (kind == API) & np.isin(trace["op"], trace.kind(H2D, D2H)["op"])
-
-    rules = [
-        (INPUT_COPY, during(kind == H2D)),
-        (OUTPUT_COPY, copying_out & (issued | ~some_follow)),
-        (HAND_OVER, issued),
-        (HOST_SYNC, during(kind == SYNC)),
-        (COPY_CALL, during(copy_call)),
-        (LAUNCH_CALL, during((kind == API) & ~copy_call)),
-    ]
-    for here in (lane == "host", lane != "host"):
-        work = here & (kind == CPU)
-        for name in np.unique(trace["name"][work]).tolist():
-            rules.append((CPU_WORK + name, during(work & (trace["name"] == name))))
-    rules += [
-        (OUTPUT_COPY, copying_out),
-        (WAITING, during(kind == WAIT)),
-        (UNRECORDED, np.ones(len(moments), bool)),
-    ]
-
-    unexplained = ~during(kind == KERNEL)
     causes: dict[str, int] = {}
-    for cause, holds in rules:
-        causes[cause] = causes.get(cause, 0) + int(lengths[unexplained & holds].sum())
-        unexplained &= ~holds
-    return {cause: ns for cause, ns in sorted(causes.items(), key=lambda item: (-item[1], item[0])) if ns}
-
-
-def _covered(edges: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Mask:
-    """For each segment between neighbouring `edges`: does one of the intervals cover it?"""
-    depth = np.zeros(len(edges), np.int64)
-    np.add.at(depth, np.searchsorted(edges, starts), 1)
-    np.add.at(depth, np.searchsorted(edges, ends), -1)
-    covered: Mask = np.cumsum(depth)[:-1] > 0
-    return covered
+    for piece in idle.pieces(trace, queue=Queue.of(trace)):
+        causes[piece.cause] = causes.get(piece.cause, 0) + piece.end_ns - piece.start_ns
+    return dict(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
 
 
 # -- requests ----------------------------------------------------------------------------

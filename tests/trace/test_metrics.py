@@ -100,7 +100,7 @@ def test_idle_by_cause_when_all_was_enqueued_at_once_blames_no_host():
         ([span("cpu", 0, 10, "pad"), span("cpu", 0, 10, "preprocess", "worker 0")], 10, "cpu:pad"),
         ([span("wait", 0, 10), span("cpu", 0, 10, "preprocess", "worker 0")], 10, "cpu:preprocess"),
         ([span("wait", 0, 10), span("d2h", 0, 10)], 10, "output_copy"),
-        ([span("wait", 0, 10)], 10, "waiting"),
+        ([span("wait", 0, 10)], 10, "unknown"),
         ([span("cpu", 0, 0, "mark")], 10, "unrecorded"),
     ],
 )
@@ -119,7 +119,7 @@ def test_after_the_last_kernel_the_copy_out_is_the_cause_even_if_the_host_waits_
 
 def test_a_run_without_kernels_is_idle_throughout():
     trace = trace_of(span("cpu", 0, 5, "parse"), span("wait", 5, 9))
-    assert metrics.gpu_idle_by_cause(trace) == {"cpu:parse": 5, "waiting": 4}
+    assert metrics.gpu_idle_by_cause(trace) == {"cpu:parse": 5, "end": 4}
     assert metrics.gpu_idle_by_cause(trace_of()) == {}
 
 
