@@ -222,10 +222,11 @@ class CuptiSpans(OpsInFlight):
     def _try_out(self) -> None:
         """Have the GPU do something small, and see that CUPTI tells of it. The first record also
         costs milliseconds, which no run should pay for."""
-        self._cupy.zeros(1, "uint8")
-        self._cupy.cuda.Stream.null.synchronize()
-        self._fetch(forced=True)
-        if not self._activities:
+        self._try_one()
+        if self._activities and not self._calls:  # nothing could be joined to its op
+            self._session.trace_all_calls()
+            self._try_one()
+        if not (self._activities and self._calls):
             reasons = "; ".join(self._problems) or "profiling may be held or blocked by something else here"
             raise CuptiUnavailable(
                 f"{self.words} started, but gave no record of an operation made to try it ({reasons})."
@@ -233,6 +234,11 @@ class CuptiSpans(OpsInFlight):
         self._calls.clear()
         self._activities.clear()
         self._kept.clear()
+
+    def _try_one(self) -> None:
+        self._cupy.zeros(1, "uint8")
+        self._cupy.cuda.Stream.null.synchronize()
+        self._fetch(forced=True)
 
     # -- activity → call → op ----------------------------------------------------------------
 

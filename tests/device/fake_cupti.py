@@ -35,6 +35,7 @@ class FakeCupti:
         self.layouts = layouts(min(version, 130001))
         self.enabled: set[int] = set()
         self.calls_traced: set[tuple[str, int]] = set()
+        self.forgets_calls = False
         self.log: list[tuple[Any, ...]] = []
         self.waiting: list[bytes] = []
         self.unfinished = 0  # so many of the last records are not finished yet
@@ -118,7 +119,8 @@ class FakeCupti:
 
     def record(self, name: str, /, **fields: Any) -> None:
         """A record of an enabled kind goes into CUPTI's buffer."""
-        traced = FIELDS[name][0] in self.enabled or (name, fields.get("cbid")) in self.calls_traced
+        chosen = (name, fields.get("cbid")) in self.calls_traced and not self.forgets_calls
+        traced = FIELDS[name][0] in self.enabled or chosen
         if traced and not self.silent:
             self.waiting.append(self.made(name, **fields))
 

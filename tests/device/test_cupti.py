@@ -282,6 +282,15 @@ def test_older_versions_trace_all_calls_where_they_cannot_choose(world, version:
     assert len(device_spans(device)) == 3
 
 
+def test_all_calls_are_traced_where_the_chosen_ones_are_not(world) -> None:
+    world.cupti.forgets_calls = True
+    device = world.open("cupti")
+    assert {4, 5} <= world.cupti.enabled
+    program(device)
+    device.collect()
+    assert len(device_spans(device)) == 3
+
+
 # -- while the run goes on -----------------------------------------------------------------
 
 
@@ -410,7 +419,9 @@ def test_what_came_before_a_run_is_collected_before_it(cpu_device, monkeypatch) 
     notes = cpu_device.host.recorder.notes
     lacks = iter(["of the warm-up", "of the run"])
     monkeypatch.setattr(cpu_device, "collect", lambda: notes.append(next(lacks)))
-    run = hl.Pipeline(hl.models.encoder(), batch=2).run(hl.closed_loop(n=2, in_flight=2, seed=0), on=cpu_device)
+    run = hl.Pipeline(hl.models.encoder(), batch=2).run(
+        hl.closed_loop(n=2, in_flight=2, seed=0), on=cpu_device
+    )
     assert run.trace.meta["incomplete"] == ["of the run"]
     assert run.stamp.endswith("INCOMPLETE: of the run")
 

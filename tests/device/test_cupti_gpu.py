@@ -157,3 +157,15 @@ def test_more_kinds_for_lessons(gpu: CudaDevice) -> None:
     assert (waited["end"] - waited["start"]).max() > 1_000_000, "the host was held for the kernel"
     assert "runtime" in records
     assert all(isinstance(n, str) for n in gpu.spans.kernel_names(records["kernel"]))  # type: ignore[union-attr]
+
+
+def test_it_can_be_opened_again_after_more_kinds_were_traced() -> None:
+    for kinds in (("driver", "runtime"), ()):
+        device = CudaDevice.open(spans="cupti")
+        device.spans.also(*kinds)  # type: ignore[union-attr]
+        stream = device.stream()
+        op = stream.launch(spin(20_000))
+        stream.synchronize()
+        device.collect()
+        assert len(device_spans(device, op)) == 1
+        device.close()
