@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     from heterolab.device import open_device
     from heterolab.device.imagined import imagined
     from heterolab.device.profile import DeviceProfile
+    from heterolab.lab.quiz import gap_quiz
     from heterolab.pipeline.again import predict_like
     from heterolab.pipeline.pipeline import Pipeline
     from heterolab.trace import metrics
     from heterolab.trace.trace import Trace
     from heterolab.view.compared import compare
+    from heterolab.view.explained import explain
     from heterolab.view.panel import Panel
     from heterolab.view.pipelines import pipeline_panel
     from heterolab.view.timeline import describe, timeline
+    from heterolab.view.whatif import what_if
     from heterolab.workload import bursts, closed_loop, poisson, replay
 
 __version__ = "0.1.0"
@@ -41,6 +44,8 @@ _HOME = {
     "closed_loop": "heterolab.workload",
     "compare": "heterolab.view.compared",
     "describe": "heterolab.view.timeline",
+    "explain": "heterolab.view.explained",
+    "gap_quiz": "heterolab.lab.quiz",
     "imagined": "heterolab.device.imagined",
     "lab": "heterolab.lab",
     "metrics": "heterolab.trace.metrics",
@@ -51,6 +56,7 @@ _HOME = {
     "predict_like": "heterolab.pipeline.again",
     "replay": "heterolab.workload",
     "timeline": "heterolab.view.timeline",
+    "what_if": "heterolab.view.whatif",
 }
 
 __all__ = [
@@ -62,6 +68,8 @@ __all__ = [
     "closed_loop",
     "compare",
     "describe",
+    "explain",
+    "gap_quiz",
     "imagined",
     "lab",
     "metrics",
@@ -72,6 +80,7 @@ __all__ = [
     "predict_like",
     "replay",
     "timeline",
+    "what_if",
 ]
 
 

@@ -97,6 +97,7 @@ def run(
     trace: Annotated[Path | None, typer.Option(help="Write the trace (JSON; .gz: gzipped).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     answers: Annotated[bool, typer.Option(help="Print each answer too.")] = False,
+    explain: Annotated[bool, typer.Option(help="Say why the GPU was idle, and what would help.")] = False,
 ) -> None:
     """Serve requests through the five stages once, and print what it cost."""
     import heterolab as hl
@@ -117,7 +118,11 @@ def run(
     result = pipe.run(load, on=dev)
     dev.close()
     report = summary(result) | ({"outputs": [vars(a) for a in result.answers]} if answers else {})
+    if explain and as_json:
+        report["explain"] = explained(result)
     typer.echo(json.dumps(report, indent=1) if as_json else table(result))
+    if explain and not as_json:
+        typer.echo(f"\n{hl.explain(result)}\n\n{hl.what_if(result)}")
     if answers and not as_json:
         for answer in result.answers:
             typer.echo(f"{answer.question!r} -> {answer.answer!r} ({answer.confidence:.2f})")
@@ -150,6 +155,42 @@ def summary(run: Run) -> dict[str, Any]:
         "balance_ms_per_request": metrics.balance_card(run).as_dict(),
         "gpu_idle_ms_by_cause": {k: v / 1e6 for k, v in metrics.gpu_idle_by_cause(run.trace).items()},
         "hook_errors": list(run.hook_errors),
+    }
+
+
+def explained(run: Run) -> dict[str, Any]:
+    """Why the GPUs were idle, the critical path and what would help, ready for JSON."""
+    import heterolab as hl
+    from heterolab.trace import critical
+
+    why, then = hl.explain(run), hl.what_if(run)
+    path = critical.totals(why.critical_path)
+    return {
+        "idle_ns_by_cause": {str(device): why.found.by_cause(device) for device in why.found.devices},
+        "longest_gaps": [why.sentence(gap) for gap in why.longest()],
+        "critical_path": [
+            {"lane": lane, "work": work, "waits_because_of": cause, "ns": ns}
+            for (lane, work, cause), ns in path.items()
+        ],
+        "notes": why.notes,
+        "what_if": {
+            "stamp": then.stamp,
+            "ranked_by": then.found.goal,
+            "throughput_per_s": then.found.per_s,
+            "latency_p90_ms": then.found.p90_ns / 1e6,
+            "changes": [
+                {
+                    "change": one.change.name,
+                    "settings": dict(one.change.settings),
+                    "can_be_tried": one.change.can_be_tried,
+                    "throughput_gain": one.gain,
+                    "latency_p90_ratio": one.p90_ratio,
+                    "why_not": one.why_not,
+                }
+                for one in then.outcomes
+            ],
+            "best": then.best.change.name if then.best else None,
+        },
     }
 
 

@@ -155,6 +155,7 @@ class SimDevice(Device):
     host: SimHost
     source = "simulated"
     default_stream: SimStream
+    profile: DeviceProfile
 
     def __init__(self, physics: Physics, why: str, races: Races, values: bool, host: SimHost) -> None:
         self.host, self.physics, self.profile, self._why = host, physics, physics.profile, why

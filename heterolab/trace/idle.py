@@ -25,8 +25,7 @@ afterwards, what the kernel's stream waited for. Each idle moment gets the first
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -38,8 +37,6 @@ from heterolab.trace.metrics import (
     COPY_CALL,
     CPU_WORK,
     END,
-    EVENT,
-    HAND_OVER,
     HOST_SYNC,
     INPUT_COPY,
     LAUNCH_CALL,
@@ -51,12 +48,8 @@ from heterolab.trace.metrics import (
     union,
 )
 from heterolab.trace.queue import Queue, held_calls
-from heterolab.trace.trace import API, CPU, D2H, DEVICE_KINDS, H2D, HOST_KINDS, KERNEL, SYNC, WAIT, Trace
-
-#: From the call to the start of an op that nothing holds up a device needs less than this.
-LONGEST_HAND_OVER_NS = 100_000
-#: Of a stream's ops before an op so many are looked at: the last ones are what it waits for.
-LOOK_BACK = 8
+from heterolab.trace.streams import Label, Streams
+from heterolab.trace.trace import API, CPU, D2H, H2D, HOST_KINDS, KERNEL, SYNC, WAIT, Trace
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -87,15 +80,6 @@ class Piece(NamedTuple):
     gap_end_ns: int
 
 
-class Label(NamedTuple):
-    """From when to when an issued kernel waited for what; `span` is the place of that, or -1."""
-
-    start_ns: int
-    end_ns: int
-    cause: str
-    span: int
-
-
 def pieces(trace: Trace, device: int | None = None, queue: Queue | None = None) -> list[Piece]:
     """The idle gaps of a GPU, in order, cut where the cause changes.
 
@@ -116,7 +100,7 @@ def pieces(trace: Trace, device: int | None = None, queue: Queue | None = None) 
         return []
     following = np.searchsorted(trace["start_ns"][kernels], gaps[:, 0])
     next_of_gap = np.append(kernels, -1)[following]
-    labels = _Streams(trace).labels(gaps, next_of_gap)
+    labels = Streams(trace).labels(gaps, next_of_gap)
     moments, ends, gap = _moments(trace, gaps, next_of_gap, labels, queue)
     causes, blamed = _Judge(trace, device, queue, moments, next_of_gap[gap], labels).causes()
     return list(_merged(moments, ends, gap, causes, blamed, gaps.tolist(), next_of_gap.tolist()))
@@ -304,168 +288,3 @@ class _Judge:
         work = np.isin(trace["batch"], batches[batches >= 0])
         mask: Mask = np.where(trace["kind"] == CPU, work, _on(trace, self.device))
         return mask
-
-
-# -- the next kernel is issued: the device's side ----------------------------------------------
-
-
-class _Op(NamedTuple):
-    """A device op: where its first span is, its stream, and its times."""
-
-    place: int
-    number: int
-    kind: str
-    stream: tuple[int, int]  # (device, stream)
-    queued_ns: int
-    start_ns: int
-    end_ns: int
-    after: int
-
-
-class _Streams:
-    """All streams of a trace: what did an issued op wait for?"""
-
-    def __init__(self, trace: Trace) -> None:
-        columns = ("kind", "device", "stream", "op", "queued_ns", "start_ns", "end_ns", "after")
-        self.rows = list(zip(*(trace[name].tolist() for name in columns), strict=True))
-        self.measured = trace.source != "simulated"
-        self.spans_of: dict[int, list[int]] = defaultdict(list)  # op → places of its device spans
-        self.calls: dict[int, tuple[int, int, int]] = {}  # op → (place, start, end) of its call
-        self.event_waits: dict[tuple[int, int], list[int]] = defaultdict(list)  # stream → op numbers
-        names = trace["name"].tolist()
-        for place, row in enumerate(self.rows):
-            if row[0] in DEVICE_KINDS:
-                self.spans_of[row[3]].append(place)
-            elif row[0] == API:
-                self.calls[row[3]] = (place, row[5], row[6])
-                if names[place] == "wait":
-                    self.event_waits[row[1], row[2]].append(row[3])
-        self.ops = {number: self._op(number, places) for number, places in self.spans_of.items()}
-        self.by_stream: dict[tuple[int, int], list[_Op]] = defaultdict(list)
-        for number in sorted(self.ops):
-            self.by_stream[self.ops[number].stream].append(self.ops[number])
-        self.place_in_stream = {op.number: i for ops in self.by_stream.values() for i, op in enumerate(ops)}
-        self.by_end = sorted(self.ops.values(), key=lambda op: (op.end_ns, op.number))
-        self.ends = [op.end_ns for op in self.by_end]
-        self.held = set(np.flatnonzero(held_calls(trace)[0]).tolist())
-
-    def _op(self, number: int, places: list[int]) -> _Op:
-        kind, device, stream, _, queued, start, _, after = self.rows[places[0]]
-        end = max(self.rows[place][6] for place in places)
-        return _Op(places[0], number, kind, (device, stream), queued, start, end, after)
-
-    def labels(self, gaps: Ints, next_of_gap: Ints) -> list[Label]:
-        """For every gap's part in which its kernel was issued already, what it waited for."""
-        found: list[Label] = []
-        for (start, _), place in zip(gaps.tolist(), next_of_gap.tolist(), strict=True):
-            if place >= 0:
-                found += reversed(self._of_kernel(place, start))
-        return found
-
-    def _of_kernel(self, place: int, gap_start: int) -> list[Label]:
-        """Labels from the kernel's start back to when it was issued, or to the gap's start."""
-        _, _, _, number, queued, start, _, _ = self.rows[place]
-        lowest = max(gap_start, queued)
-        if start <= lowest:
-            return []
-        if place != self.ops[number].place:  # a later kernel of a composite op
-            late = queued > gap_start  # it was launched after the one before it had ended
-            return [Label(lowest, start, LAUNCH_CALL if late else HAND_OVER, self._call_of(number))]
-        labels: list[Label] = []
-
-        def put(begin: int, cause: str, span: int) -> None:
-            nonlocal start
-            begin = max(begin, lowest)
-            if begin < start:
-                labels.append(Label(begin, start, cause, span))
-                start = begin
-
-        op, by_event = self.ops[number], -1
-        while start > lowest:
-            before, how = self.before(op)
-            if before is None:
-                self._from_the_call(op, put, by_event)
-                put(lowest, UNKNOWN, -1)
-                break
-            if how == EVENT and by_event < 0:
-                by_event = before.place
-            gap = EVENT if how == EVENT else INPUT_COPY if how == "engine" and op.kind == H2D else HAND_OVER
-            put(before.end_ns, gap, before.place)
-            cause = {H2D: INPUT_COPY, D2H: OUTPUT_COPY}.get(before.kind, HAND_OVER)
-            if how == "engine" and op.kind == H2D:
-                cause = INPUT_COPY  # its own copy stands in line behind this one
-            span = before.place
-            if by_event >= 0:
-                cause, span = EVENT, by_event
-            put(before.start_ns, cause, span)
-            op = before
-        return labels
-
-    def _from_the_call(self, op: _Op, put: Callable[[int, str, int], None], by_event: int) -> None:
-        """Nothing held up `op` but its own call, and the way from there to its start."""
-        call = self.calls.get(op.number)
-        call_end = min(call[2], op.start_ns) if call else op.queued_ns
-        latency = op.start_ns - call_end
-        odd = self.measured and latency > LONGEST_HAND_OVER_NS
-        cause, span = (EVENT, by_event) if by_event >= 0 else (UNKNOWN if odd else HAND_OVER, op.place)
-        put(call_end, cause, span)
-        if call:
-            inside = LAUNCH_CALL if op.kind == KERNEL else PAGEABLE if call[0] in self.held else COPY_CALL
-            put(op.queued_ns, EVENT if by_event >= 0 else inside, by_event if by_event >= 0 else call[0])
-
-    def before(self, op: _Op) -> tuple[_Op | None, str]:
-        """The op whose end let `op` start, and how: ``same`` stream, ``event``, copy ``engine``.
-        None where the host's call was the last thing that it waited for."""
-        known = self.ops.get(op.after)
-        if known is not None and known.number != op.number and known.end_ns <= op.start_ns:
-            if known.stream == op.stream:
-                return known, "same"
-            same_engine = op.kind != KERNEL and known.kind == op.kind and known.stream[0] == op.stream[0]
-            return known, "engine" if same_engine else EVENT
-        found = [(one, "same") for one in self._same_stream(op)]
-        found += [(one, EVENT) for one in self._through_event(op)]
-        found += [(one, "engine") for one in self._same_engine(op)]
-        call = self.calls.get(op.number)
-        issued = min(call[2], op.start_ns) if call else op.queued_ns
-        last = max(found, key=lambda pair: pair[0].end_ns, default=None)
-        if last is None or last[0].end_ns < issued:
-            return None, ""
-        return last
-
-    def _same_stream(self, op: _Op) -> list[_Op]:
-        """Of the ops before it in its stream, the one that ended last before its start."""
-        i = self.place_in_stream[op.number]
-        ended = [
-            one for one in self.by_stream[op.stream][max(i - LOOK_BACK, 0) : i] if one.end_ns <= op.start_ns
-        ]
-        return [max(ended, key=lambda one: one.end_ns)] if ended else []
-
-    def _through_event(self, op: _Op) -> list[_Op]:
-        """The op of another stream that it can have waited for by an event, or by the legacy
-        default stream's barrier: the one that ended last before its start."""
-        i = self.place_in_stream[op.number]
-        previous = self.by_stream[op.stream][i - 1].number if i else -1
-        waits = [n for n in self.event_waits.get(op.stream, ()) if previous < n < op.number]
-        if not waits:
-            return []
-        return self._ended_before(op, lambda one: one.stream != op.stream and one.number < waits[-1])
-
-    def _same_engine(self, op: _Op) -> list[_Op]:
-        """The copy that its engine did last before it."""
-        if op.kind == KERNEL:
-            return []
-        device = op.stream[0]
-        return self._ended_before(
-            op, lambda one: one.kind == op.kind and one.stream[0] == device and one.stream != op.stream
-        )
-
-    def _ended_before(self, op: _Op, fits: Callable[[_Op], bool]) -> list[_Op]:
-        last = int(np.searchsorted(self.ends, op.start_ns, "right"))
-        for one in reversed(self.by_end[max(last - 4 * LOOK_BACK, 0) : last]):
-            if one.number != op.number and fits(one):
-                return [one]
-        return []
-
-    def _call_of(self, number: int) -> int:
-        call = self.calls.get(number)
-        return call[0] if call else -1

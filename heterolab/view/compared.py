@@ -14,7 +14,7 @@ from heterolab.trace import metrics
 from heterolab.trace.compare import Differences, LaneError, Op, Pair, differences, error
 from heterolab.trace.trace import NONE
 from heterolab.view.catalogue import text
-from heterolab.view.words import digits, duration, kind_name, lane_name, share, table
+from heterolab.view.words import columns, digits, duration, kind_name, lane_name, share, table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -138,9 +138,9 @@ class Comparison:
             f"{text('compare.predicted')}: {self.found.predicted.stamp}",
             *self.doubts,
             "",
-            *_aligned(head, self.rows),
+            *columns(head, self.rows),
             "",
-            *_aligned(_head(text("compare.worst")), self.worst_rows),
+            *columns(_head(text("compare.worst")), self.worst_rows),
             "",
             *self.notes,
         ])
@@ -216,18 +216,6 @@ def _counted(left: Sequence[Op]) -> str:
     if len(names) > MOST_NAMES:
         told.append(text("compare.more", count=sum(count for _, count in names[MOST_NAMES:])))
     return ", ".join(told)
-
-
-def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, *rows]
-    widths = [max(len(row[column]) for row in lines) for column in range(len(head))]
-    return [
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in lines
-    ]
 
 
 def _group_busy(found: Differences) -> list[tuple[str, int, int]]:

@@ -242,6 +242,19 @@ def describe(shown: Shown) -> Description:
     return Description(tuple(sentences(shown)), tuple(figures(shown)))
 
 
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of text in columns: the first to the left, the others to the right."""
+    lines = [head, *rows]
+    widths = [max(len(row[column]) for row in lines) for column in range(len(head))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in lines
+    ]
+
+
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     """An HTML table; every cell is escaped, since names and texts come from anybody."""
     lines = ["<table class='heterolab' style='line-height: 1.5'>"]

@@ -13,6 +13,8 @@ MINE = (
     "cause",
     "timeline",
     "compare",
+    "explain",
+    "whatif",
     "describe",
     "figure",
     "diagnosis",
@@ -26,7 +28,7 @@ def used():
     """Ids in the sources, and the beginnings of those that are put together."""
     sources = "".join(path.read_text(encoding="utf-8") for path in VIEW.glob("*.py"))
     ids = set(re.findall(rf"""["']((?:{"|".join(MINE)})\.[a-z0-9_]+)["']""", sources))
-    stems = set(re.findall(rf'f["\']((?:{"|".join(MINE)})\.)\{{', sources))
+    stems = set(re.findall(rf'f["\']((?:{"|".join(MINE)})\.[a-z0-9_]*)\{{', sources))
     return ids, stems
 
 
