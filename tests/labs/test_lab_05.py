@@ -147,14 +147,15 @@ def test_a_hook_that_logs_to_disk_stalls_the_run(go: Go, tmp_path: Path) -> None
     plain = go(chunk=32)
     logged = go(chunk=32, hooks=[disk_logger(tmp_path / "log")])
     assert per_s(logged) < 0.8 * per_s(plain)
-    assert next(iter(metrics.gpu_idle_by_cause(logged.trace))) == "cpu:log_to_disk"
+    causes = metrics.gpu_idle_by_cause(logged.trace)
+    assert max((cause for cause in causes if cause.startswith("cpu:")), key=causes.__getitem__) == "cpu:log_to_disk"
     assert len((tmp_path / "log").read_text().splitlines()) == len(logged.answers)
     assert not logged.hook_errors
 
 
 @pytest.mark.parametrize("change", [{"streams": 4}, {"batch": 64}, {"chunk": 64}])
 def test_tuning_a_stage_that_does_not_limit_does_not_help(go: Go, change: dict[str, Any]) -> None:
-    start = checks_05.START
+    start = {**checks_05.START, "chunk": 32}
     assert per_s(go(**{**start, **change})) < 1.02 * per_s(go(**start))
 
 
