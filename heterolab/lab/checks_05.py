@@ -135,7 +135,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 #: What counts as close to the best throughput that two changes can give.
-NEAR_BEST = 0.85
+NEAR_BEST = 0.8
 
 #: Of each device: throughput and busiest lane with every one or two changes.
 _tried: WeakKeyDictionary[Device, list[tuple[float, str]]] = WeakKeyDictionary()

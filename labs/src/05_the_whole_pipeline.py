@@ -398,7 +398,7 @@ lab.check("05-1", IdleByStage, on=dev)
 #
 # * The knobs are `payload`, `memory`, `batch`, `streams` and `chunk`.
 # * Every request gets the same answer as before.
-# * Another lane limits, and the throughput is at least 0.85 of the best that two changes can give.
+# * Another lane limits, and the throughput is at least 0.8 of the best that two changes can give.
 
 # %% name="exercise-2"
 ### BEGIN SOLUTION
