@@ -263,14 +263,34 @@ def recorded(trace: Trace) -> dict[str, Any]:
 @app.command()
 def calibrate(
     device: Annotated[str, typer.Option(help="What to measure: cpu or cuda.")],
-    out: Annotated[Path, typer.Option(help="The profile to write; then use device sim:FILE.")],
-    base: Annotated[str, typer.Option(help="For a GPU: the profile whose physics is kept.")] = "",
+    out: Annotated[Path | None, typer.Option(help="The profile to write; then use device sim:FILE.")] = None,
+    base: Annotated[str, typer.Option(help="For a GPU: keep the physics of this profile of it.")] = "",
+    check: Annotated[
+        str, typer.Option(help="Measure nothing; say how the machine of this profile differs.")
+    ] = "",
+    spans: Annotated[str, typer.Option(help="Times of device ops: auto, cupti, events.")] = "auto",
+    force: Annotated[bool, typer.Option(help="Write over a file that is of another device.")] = False,
+    keep_going: Annotated[bool, typer.Option(help="Write a profile though parts of it failed.")] = False,
+    accept_noise: Annotated[bool, typer.Option(help="Write a profile though it is noisy.")] = False,
 ) -> None:
     """Measure this machine's costs and write a device profile for the simulator."""
-    from heterolab.device import calibrate as measuring
+    from heterolab.device.calibrate import command
 
-    profile = measuring.calibrate(device, base or None, tell=lambda line: typer.echo(line, err=True))
-    typer.echo(f"written: {measuring.write(profile, out)}. Simulate this machine with --device sim:{out}.")
+    if check:
+        typer.echo(command.check(device, check))
+    elif out:
+        path = command.measure(
+            device,
+            out,
+            base or None,
+            spans=spans,
+            force=force,
+            keep_going=keep_going,
+            accept_noise=accept_noise,
+        )
+        typer.echo(f"written: {path}. Simulate this machine with --device sim:{path}.")
+    else:
+        raise InputError("calibrate: say where the profile is to be written, --out FILE.")
 
 
 @bench.command()

@@ -34,3 +34,7 @@ class RaceError(HeteroLabError, RuntimeError):
 
 class StalledError(HeteroLabError, RuntimeError):
     """The host waits for something that can never happen."""
+
+
+class NoisyMeasurement(HeteroLabError):
+    """A machine's costs could not be measured: they came out differently each time."""

@@ -192,11 +192,11 @@ def test_a_gpus_physics_is_kept_and_the_rest_exchanged() -> None:
         "workers": base["workers"] | {"submit_ns": 777},
         "cpu_costs": {"preprocess": stage},
         "kernels": {"encoder.forward": {"sizes": [1], "ns": [9.0], "source": "measured"}},
-        "int32": 123.0,
         "seam": base["host"] | {"launch_ns": 99_000},
     }
     provenance = {"date": "2027-01-02", "method": "through the seam"}
-    merged = DeviceProfile.from_json(_merge(base, new, 12, {"note": 1}, provenance))
+    notes = {"arithmetic": {"flops_per_ns": {"int32": 123.0}}}
+    merged = DeviceProfile.from_json(_merge(base, new, 12, notes, provenance))
     assert (merged.copies, merged.gaps, merged.compute.memory) == (
         kept.copies,
         kept.gaps,
@@ -228,8 +228,8 @@ def test_the_measurements_run_over_cudas_calls(monkeypatch: pytest.MonkeyPatch) 
     assert "event" in deviceside.gaps(device, SHORT)
     assert deviceside.arithmetic(device, SHORT)["flops_per_ns"]["float32"] > 0
     assert {"event", "job", "timer"} == set(hostside.waiting(device, SHORT))
-    with pytest.raises(InputError, match="Fake GPU"):
-        _base_of(device, None)
+    with pytest.raises(InputError, match=r"h200.*NVIDIA H200.*Fake GPU.*Leave the base out"):
+        _base_of(device, "h200")
     device.close()
 
 

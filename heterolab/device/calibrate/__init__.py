@@ -1,9 +1,11 @@
 """Measure this machine, and write down what it costs: a profile the simulator can charge.
 
-``python -m heterolab.device.calibrate --device cpu --out my.json`` takes about fifteen seconds;
-``sim:my.json`` is that machine, simulated. For a GPU the physics of its engines (copy speeds,
-gaps, processors) come from a profile of that GPU, and what depends on the host and on our own
-code is measured and put in its place.
+``heterolab calibrate --device cuda --out mine.json`` takes about a minute, ``--device cpu`` about
+fifteen seconds; ``sim:mine.json`` is that machine, simulated.
+
+A GPU's engines are measured from nothing (``gpu.py``: calls, copies, pauses, kernels), then what
+the host does in real runs of the pipeline. With a base profile of the same GPU its physics is kept,
+and only what depends on the host and on our own code is measured and put in its place.
 """
 
 from __future__ import annotations
@@ -11,12 +13,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from heterolab.device.base import Device
-from heterolab.device.calibrate import deviceside, hostside, insitu, lock
+from heterolab.device.calibrate import compute, deviceside, extras, gpu, hostside, insitu, lock
+from heterolab.device.calibrate.bench import CudaBench
 from heterolab.device.calibrate.figures import Effort, Json
+from heterolab.device.calibrate.files import differences, profile_matches, write
+from heterolab.device.calibrate.noise import Noise
+from heterolab.device.calibrate.parts import Parts, PartsFailed, Tell, quiet
+from heterolab.device.calibrate.rig import Rig
 from heterolab.device.calibrate.waiters import compare_waiting
 from heterolab.device.cores import FastCores
 from heterolab.device.cpu import CpuDevice
@@ -24,38 +32,90 @@ from heterolab.device.host import usable_cores
 from heterolab.device.profile import BUILT_IN, FORMAT, VERSION, DeviceProfile
 from heterolab.errors import InputError
 
-__all__ = ["Effort", "calibrate", "calibrate_cpu", "calibrate_cuda", "write"]
+__all__ = [
+    "Effort",
+    "calibrate",
+    "calibrate_cpu",
+    "calibrate_cuda",
+    "differences",
+    "profile_matches",
+    "write",
+]
+
+IN_RUNS, KERNELS = "the host's work in real runs of the pipeline", "kernels"
+HOST_PLAN = [IN_RUNS, "the interpreter lock", "host calls, waiting, workers"]
+HOST_MEMORY = "the host's memory"
+WAITING = "waiting for events: polling against a waiter thread"
 
 
-def _quiet(line: str) -> None:
-    """Say nothing."""
+def _anything(name: str) -> None:
+    """Any device may be measured."""
 
 
-def calibrate(device: str, base: str | None = None, tell: Callable[[str], None] = _quiet) -> Json:
+def calibrate(
+    device: str,
+    base: str | None = None,
+    tell: Tell = quiet,
+    *,
+    keep_going: bool = False,
+    accept_noise: bool = False,
+    spans: str = "auto",
+    may: Callable[[str], None] = _anything,
+) -> Json:
     """Measure the machine behind ``"cpu"`` or ``"cuda"``; gives a profile as JSON data.
 
     Parameters
     ----------
     base
-        For a GPU: the profile (name or JSON file) whose physics of the same GPU is kept.
+        For a GPU: the profile (name or JSON file) whose physics of the same GPU is kept. None
+        measures everything.
     tell
-        Gets a line before each measurement.
+        Told as each part begins: its name, the share of all that is done, seconds left.
+    keep_going, accept_noise
+        For a GPU: write a profile though parts failed, or though passes differed too much; either
+        stands in it.
+    spans
+        For a GPU: where times of device ops come from, see :meth:`CudaDevice.open`.
+    may
+        Called with the device's name before anything is measured; what it raises ends it.
+
+    Raises
+    ------
+    InputError
+        There is no such device to measure, or `base` is of another GPU.
+    DeviceUnavailable
+        There is no GPU that can be used; says why.
+    PartsFailed, NoisyMeasurement
+        See `keep_going` and `accept_noise`.
     """
     if device == "cpu":
-        return calibrate_cpu(tell=tell)
+        return calibrate_cpu(tell=tell, may=may)
     if device == "cuda":
-        return calibrate_cuda(base, tell=tell)
+        return calibrate_cuda(base, tell=tell, keep_going=keep_going, accept_noise=accept_noise, spans=spans)
     raise InputError(f'device={device!r} cannot be measured. Use "cpu" or "cuda".')
 
 
-def calibrate_cpu(effort: Effort | None = None, tell: Callable[[str], None] = _quiet) -> Json:
+def calibrate_cpu(
+    effort: Effort | None = None, tell: Tell = quiet, may: Callable[[str], None] = _anything
+) -> Json:
     """A whole profile of the CPU that plays the device (see :class:`CpuDevice`)."""
     effort = effort or Effort.quick()
+    parts = Parts(tell, [*HOST_PLAN, "copies and gaps", KERNELS, HOST_MEMORY])
     device = CpuDevice.open()
     try:
-        return _cpu_profile(device, _model(), effort, tell)
+        may(device.name)
+        profile = _cpu_profile(device, _model(), effort, parts.begin)
+        parts.begin(HOST_MEMORY)
+        notes = _host_notes()
+        parts.finish()
+        return profile | {"notes": notes | {"seconds": parts.seconds}}
     finally:
         device.close()
+
+
+def _host_notes() -> Json:
+    """What is known of the host's memory, for the notes."""
+    return {"host_memory": extras.host_memory(), "shared_memory": extras.shared_memory_cost()}
 
 
 def _cpu_profile(device: CpuDevice, model: Any, effort: Effort, tell: Callable[[str], None]) -> Json:
@@ -144,51 +204,139 @@ def _cpu_profile(device: CpuDevice, model: Any, effort: Effort, tell: Callable[[
 
 
 def calibrate_cuda(
-    base: str | None = None, effort: Effort | None = None, tell: Callable[[str], None] = _quiet
+    base: str | None = None,
+    effort: Effort | None = None,
+    tell: Tell = quiet,
+    *,
+    keep_going: bool = False,
+    accept_noise: bool = False,
+    spans: str = "auto",
+    may: Callable[[str], None] = _anything,
 ) -> Json:
-    """The profile `base` of this machine's GPU, with what depends on the host measured anew.
-
-    Measured: CPU stages, waiting, workers, the encoder's kernels and the host's time for their
-    launches, the rate of integer arithmetic. Kept: copies, gaps, processors, and the costs of
-    bare calls (measured ones, which include the recording of spans, are under ``notes``).
-
-    Raises
-    ------
-    InputError
-        The base profile is of another GPU.
-    """
+    """A whole profile of this machine's GPU and host; see :func:`calibrate`."""
     from heterolab.device.cuda import CudaDevice
 
-    effort = effort or Effort.full()
-    device = CudaDevice.open()
+    effort, noise = effort or Effort.full(), Noise()
+    measured_here = [] if base else [*gpu.PLAN, *gpu.ONLY_CUDA, HOST_MEMORY]
+    parts = Parts(tell, ["opening the device", *measured_here, *HOST_PLAN, KERNELS, WAITING])
+
+    def opened(how: Any = spans) -> CudaDevice:
+        return CudaDevice.open(spans=how)
+
+    parts.begin("opening the device")
+    bare = opened("off")  # what is bare is measured with nothing that traces it
     try:
-        kept = _base_of(device, base)
-        model = _model()
-        host = _host_sections(device, model, effort, tell)
-        tell("kernels")
-        kernels = insitu.with_launches(
-            deviceside.encoder_kernels(device, model, effort),
-            host["inside"],
-            max(host["calls"]["between"]["median"], 0),
-        )
-        tell("copies, gaps, arithmetic")
-        notes = {
-            "cores": host["inside"]["cores"],
-            "host_calls": host["calls"],
-            "copies": deviceside.copies(device, effort),
-            "both_speed": deviceside.both_directions(device, effort),
-            "gaps": deviceside.gaps(device, effort),
-            "arithmetic": deviceside.arithmetic(device, effort),
+        may(bare.name)
+        kept = _base_of(bare, base) if base else None
+        cores, found, notes = usable_cores(), Json(), Json()
+        if kept is None:
+            found, notes = _engines(bare, opened, noise, parts, cores)
+        limits = {name: getattr(bare.limits, name) for name in ("memory_bytes", "pinned_bytes", "streams")}
+    finally:
+        bare.close()
+    model, device = _model(), opened()
+    try:
+        provenance = _provenance(device, _how(base, device.source))
+        profile: Json = {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": device.name,
+            "provenance": provenance,
+            "limits": limits,
         }
+        host = parts.run(IN_RUNS, lambda: _host_sections(device, model, effort, parts.begin))
+        kernels = parts.run(KERNELS, lambda: deviceside.encoder_kernels(device, model, effort)) or {}
+        if kept is not None:
+            notes |= parts.run("copies, gaps, arithmetic", lambda: _notes_beside(device, effort)) or {}
     finally:
         device.close()
-    tell("waiting for events: polling against a waiter thread")
-    notes["waiting_for_events"] = compare_waiting(lambda h: CudaDevice.open(host=h), effort)
-    measured = {name: host[name] for name in ("waiting", "workers", "cpu_costs")} | {"kernels": kernels}
-    bare = {name: value for name, value in kept["host"].items() if name != "measured"}
-    measured["seam"] = insitu.seam_section(bare, host["calls"], host["inside"], host["locks"])
-    measured["int32"] = notes["arithmetic"]["flops_per_ns"]["int32"]
-    return _merge(kept, measured, usable_cores(), notes, _provenance(device, "through the seam"))
+    late = parts.run(WAITING, lambda: compare_waiting(lambda h: CudaDevice.open(host=h), effort))
+    parts.finish()
+    notes |= {"waiting_for_events": late, "seconds": parts.seconds, "failed": parts.failed}
+    measured: Json = {"kernels": kernels, "cpu_costs": {}}
+    if host is not None:
+        measured |= {name: host[name] for name in ("waiting", "workers", "cpu_costs")}
+        between = max(host["calls"]["between"]["median"], 0)
+        measured["kernels"] = insitu.with_launches(kernels, host["inside"], between)
+        if calls := (kept or found).get("host"):
+            calls = {name: value for name, value in calls.items() if name != "measured"} | {"cores": cores}
+            measured["seam"] = insitu.seam_section(calls, host["calls"], host["inside"], host["locks"])
+        notes |= {"host_calls": host["calls"], "cores": host["inside"].get("cores")}
+    notes["noise"] = noise.note()
+    if kept is not None:
+        profile = _merge(kept, measured, cores, notes, provenance)
+    else:
+        measured["kernels"] = found.pop("kernels", {}) | measured["kernels"]
+        profile |= found | measured | {"notes": notes}
+    return _judged(profile, parts, noise, keep_going, accept_noise)
+
+
+def _how(base: str | None, source: str) -> str:
+    traced = "exact spans (CUPTI)" if source == "cupti" else "spans from CUDA events"
+    return f"{'the host' if base else 'all'} measured, {traced}"
+
+
+def _judged(profile: Json, parts: Parts, noise: Noise, keep_going: bool, accept_noise: bool) -> Json:
+    """`profile`, unless parts of it failed or are noise, and neither was allowed."""
+    if not keep_going:
+        parts.refuse(profile)
+    needed = ("host", "waiting", "workers", "copies", "pageable", "mapped", "gaps", "compute")
+    if missing := [name for name in needed if name not in profile]:
+        error = PartsFailed(
+            f"without {', '.join(missing)} it is no profile; what failed: {'; '.join(parts.failed)}. Give "
+            "--base with a profile of the same GPU, from which these can be taken."
+        )
+        error.measured = profile
+        raise error
+    if not accept_noise:
+        noise.refuse()
+    elif noise.found:
+        worst = max(noise.found, key=noise.found.__getitem__)
+        profile["provenance"]["method"] += (
+            f"; noisy, and accepted: {len(noise.found)} figures whose passes differ, at most by "
+            f"{noise.found[worst]:.0%} ({worst})"
+        )
+    return profile
+
+
+def _engines(
+    bare: Any, opened: Callable[..., Device], noise: Noise, parts: Parts, cores: int
+) -> tuple[Json, Json]:
+    """The sections of the GPU's physics and of bare calls, and notes."""
+    attributes = extras.attributes(bare)
+    rig = Rig(CudaBench(bare), opened, attributes, noise)
+    notes: Json = {"attributes": attributes}
+    try:
+        with FastCores() as fast:
+            measured = gpu.measure(rig, parts, _types(attributes), fast)
+            for name, fn in gpu.ONLY_CUDA.items():
+                if name != "managed memory" or attributes["concurrent_managed_access"]:
+                    notes[name] = parts.run(name, partial(fn, bare))
+            notes |= parts.run(HOST_MEMORY, _host_notes) or {}
+        found = gpu.sections(rig, measured, cores, parts.failed)
+        notes["grids"] = measured["grids on the processors"]
+        if parts.failed:
+            notes["single measurements"] = measured
+        return found, notes
+    finally:
+        rig.close()
+
+
+def _types(attributes: Json) -> list[str]:
+    """Types of matrix products that this GPU and these packages can do."""
+    major = int(attributes["compute_capability"].partition(".")[0])
+    bfloat16 = major >= 8 and compute.torch_there()
+    return [*compute.TYPES[:2], *(["bfloat16"] if bfloat16 else [])]
+
+
+def _notes_beside(device: Device, effort: Effort) -> Json:
+    """What a base profile's physics can be compared with."""
+    return {
+        "copies": deviceside.copies(device, effort),
+        "both_speed": deviceside.both_directions(device, effort),
+        "gaps": deviceside.gaps(device, effort),
+        "arithmetic": deviceside.arithmetic(device, effort),
+    }
 
 
 def _merge(kept: Json, measured: Json, cores: int, notes: Json, provenance: Json) -> Json:
@@ -197,11 +345,16 @@ def _merge(kept: Json, measured: Json, cores: int, notes: Json, provenance: Json
     for name in ("cpu_costs", "kernels"):
         merged[name] = kept.get(name, {}) | measured[name]
     for name in ("waiting", "workers", "seam"):
-        merged[name] = measured[name]
+        if name in measured:  # its part may have failed
+            merged[name] = measured[name]
     merged["host"] = kept["host"] | {"cores": cores}
-    rates = kept["compute"]["flops_per_ns"] | {"int32": measured["int32"]}
-    source = kept["compute"]["source"].partition("; int32:")[0] + "; int32: measured, rounds"
-    merged["compute"] = kept["compute"] | {"flops_per_ns": rates, "source": source}
+    if "arithmetic" in notes:
+        rate = notes["arithmetic"]["flops_per_ns"]["int32"]
+        source = kept["compute"]["source"].partition("; int32:")[0] + "; int32: measured, rounds"
+        merged["compute"] = kept["compute"] | {
+            "flops_per_ns": kept["compute"]["flops_per_ns"] | {"int32": rate},
+            "source": source,
+        }
     former = kept["provenance"]
     method = f"{former.get('method', '')}; then {provenance['method']}, {provenance['date']}"
     merged["provenance"] = former | {"date": provenance["date"], "method": method.removeprefix("; then ")}
@@ -209,19 +362,23 @@ def _merge(kept: Json, measured: Json, cores: int, notes: Json, provenance: Json
     return merged
 
 
-def _base_of(device: Device, base: str | None) -> Json:
-    """The profile to start from: the one asked for, else the built-in one of this very GPU."""
-    names = [base] if base else DeviceProfile.names()
-    for name in names:
-        profile = DeviceProfile.load(name)
-        if profile.name == device.name:
-            path = BUILT_IN / f"{name}.json" if name.isidentifier() else Path(name)
-            kept: Json = json.loads(path.read_text(encoding="utf-8"))
-            return kept
-    raise InputError(
-        f"{device.name} has no profile yet whose physics could be kept ({', '.join(names)} are of other "
-        f'devices). Give base= a JSON profile whose "name" is {device.name!r}.'
-    )
+def _base_of(device: Device, base: str) -> Json:
+    """The profile to start from, as JSON data.
+
+    Raises
+    ------
+    InputError
+        It is of another GPU.
+    """
+    profile = DeviceProfile.load(base)
+    if profile.name != device.name:
+        raise InputError(
+            f"base={base!r} is a profile of {profile.name}, and this is {device.name}: its physics would be "
+            "wrong here. Leave the base out: then everything is measured."
+        )
+    path = BUILT_IN / f"{base}.json" if base.isidentifier() else Path(base)
+    kept: Json = json.loads(path.read_text(encoding="utf-8"))
+    return kept
 
 
 def _host_sections(device: Device, model: Any, effort: Effort, tell: Callable[[str], None]) -> Json:
@@ -282,21 +439,3 @@ def _provenance(device: Device, what: str) -> Json:
         "driver": str(meta.get("driver", "")),
         "method": f"heterolab calibrate, {what}, {meta['cores']} cores, medians ({versions})",
     }
-
-
-def write(profile: Json, path: str | Path) -> Path:
-    """Check a profile and write it as JSON, tables on one line each."""
-    DeviceProfile.from_json(profile, "the measured profile")
-    path = Path(path)
-    path.write_text(_pretty(profile) + "\n", encoding="utf-8")
-    return path
-
-
-def _pretty(value: Any, depth: int = 0) -> str:
-    """JSON with one line for each value that fits it."""
-    flat = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, dict) or len(flat) + 2 * depth <= 110:
-        return flat
-    pad = "  " * (depth + 1)
-    rows = [f"{pad}{json.dumps(k)}: {_pretty(v, depth + 1)}" for k, v in value.items()]
-    return "{\n" + ",\n".join(rows) + "\n" + "  " * depth + "}"

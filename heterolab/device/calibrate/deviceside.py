@@ -187,13 +187,13 @@ def _in_a_row(
     ops: list[int] = []
     end = device.host.now() + effort.stage_seconds * 1e9 / PASSES
     ahead = spin(100_000)
-    while len(ops) <= 1 + effort.repeats // PASSES and (len(ops) < 2 or device.host.now() < end):
+    while len(ops) <= 1 + effort.repeats // (2 * PASSES) and (len(ops) < 2 or device.host.now() < end):
         if device.source != "cpu-clock":
             stream.launch(ahead)
         start = device.host.now()
         ops.append(stream.launch(kernel, reads, writes))
         if len(ops) == 1:  # long enough for all launches, the next time
-            ahead = spin(2 * (device.host.now() - start))
+            ahead = spin(round(1.5 * (device.host.now() - start)) + 50_000)
         stream.synchronize()
     return [(size, op) for op in ops[1:]]
 

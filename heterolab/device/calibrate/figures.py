@@ -73,8 +73,8 @@ def table(samples: dict[int, list[float]]) -> Json:
     }
 
 
-def spin(ns: int) -> Kernel:
-    """A kernel that takes `ns` and does nothing: for measuring what comes after it."""
+def spin(ns: int, blocks: int = 1, threads: int = 1) -> Kernel:
+    """A kernel whose blocks take `ns` each and do nothing: for measuring what comes after it."""
 
     def run(xp: Any, reads: Sequence[Array], writes: Sequence[Array]) -> None:
         time.sleep(ns * 1e-9)
@@ -88,8 +88,11 @@ void spin(long long ns)
     do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - start < ns);
 }
 """
-    cuda = CudaSource(code, "spin", lambda reads, writes: (np.int64(ns),), lambda reads, writes: (1, 1))
-    return Kernel("spin", run, lambda reads, writes: Work(block_ns=ns, blocks=1, threads=1), cuda)
+    work = Work(block_ns=ns, blocks=blocks, threads=threads)
+    cuda = CudaSource(
+        code, "spin", lambda reads, writes: (np.int64(ns),), lambda reads, writes: (blocks, threads)
+    )
+    return Kernel("spin", run, lambda reads, writes: work, cuda)
 
 
 class Recorded:

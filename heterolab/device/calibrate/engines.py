@@ -1,0 +1,386 @@
+"""The copy engines and the pauses between ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from heterolab.device.calibrate.bench import Lane
+from heterolab.device.calibrate.calls import SMALL, SUBMIT_SHARE
+from heterolab.device.calibrate.figures import Json, Recorded, median, spin
+from heterolab.device.calibrate.noise import ON_HOST, Noise, table_of
+from heterolab.device.calibrate.rig import Arena, Rig, Step, medians
+from heterolab.pipeline.kernels import empty, vector_add
+
+#: Copies in both directions at once: beyond these bytes they slow each other down more.
+BOTH_LARGE = 1 << 26
+#: Where the next stream that shares a copy channel is looked for.
+MOST_CHANNELS = 16
+BEHIND_NS = 400_000
+#: Copies from pageable memory that are staged in pieces: what is larger than so many of them.
+PIECES = 1 << 21
+
+
+def octaves(first: int, most: int, factor: int = 2) -> list[int]:
+    """Sizes from `first` to `most`, each `factor` times the one before."""
+    sizes = [first]
+    while sizes[-1] * factor <= most:
+        sizes.append(sizes[-1] * factor)
+    return sizes
+
+
+# -- copies ----------------------------------------------------------------------------------
+
+
+def copies(rig: Rig) -> Json:
+    """Tables of pinned copies in both directions, and of copies inside the device."""
+    most = rig.arena.most_bytes
+
+    def into(arena: Arena, nbytes: int) -> Step:
+        here, there = arena.bytes("pinned", nbytes), arena.bytes("device", nbytes)
+        return lambda stream: stream.copy(there, here)
+
+    def back(arena: Arena, nbytes: int) -> Step:
+        here, there = arena.bytes("pinned", nbytes), arena.bytes("device", nbytes)
+        return lambda stream: stream.copy(here, there)
+
+    def inside(arena: Arena, nbytes: int) -> Step:
+        one, other = arena.bytes("device", nbytes), arena.bytes("device", nbytes, 1)
+        return lambda stream: stream.copy(other, one)
+
+    out = {}
+    for name, make, sizes in (
+        ("h2d", into, octaves(256, most)),
+        ("d2h", back, octaves(256, most)),
+        ("inside", inside, octaves(1 << 10, most, 4)),
+    ):
+        out[name] = table_of(rig.durations(f"copies {name}", sizes, make), rig.noise, f"copies {name}")
+    return out
+
+
+def both_directions(rig: Rig) -> Json:
+    """The speed of copies while the other direction is busy too, by size.
+
+    Two streams copy K times each; the shorter of the two alone (a) runs beside the other all the
+    time, so both together take a / speed + (b - a).
+    """
+    up, down = rig.lanes[:2]
+    arena = rig.arena
+    sizes = [n for n in (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28) if n <= arena.most_bytes]
+
+    def speed(nbytes: int) -> list[float]:
+        count = int(np.clip((1 << 27) // nbytes, 2, 16))
+        here, there = arena.bytes("pinned", nbytes), arena.bytes("device", nbytes)
+        back, gone = arena.bytes("pinned", nbytes, 1), arena.bytes("device", nbytes, 1)
+
+        def issue(ups: int, downs: int) -> Callable[[], None]:
+            def go() -> None:
+                down.wait(up.record())
+                for i in range(max(ups, downs)):
+                    if i < ups:
+                        up.copy(there, here)
+                    if i < downs:
+                        down.copy(back, gone)
+
+            return go
+
+        hold = rig.hold_ns(issue(count, count))
+        found = []
+        for _ in range(2):
+            nothing, one, other, both = (
+                rig.wall(up, hold, issue(*counts))
+                for counts in ((0, 0), (count, 0), (0, count), (count, count))
+            )
+            a, b = sorted((one - nothing, other - nothing))
+            found.append(float(np.clip(a / max(both - nothing - (b - a), 1.0), 0.05, 1.0)))
+        return found
+
+    found: dict[int, list[float]] = {}
+    for _ in range(rig.noise.passes):
+        for nbytes in sizes:
+            found.setdefault(nbytes, []).extend(speed(nbytes))
+    speeds = {nbytes: round(median(values), 3) for nbytes, values in found.items()}
+    small = [speed for nbytes, speed in speeds.items() if nbytes <= BOTH_LARGE]
+    large = [speed for nbytes, speed in speeds.items() if nbytes > BOTH_LARGE]
+    usual = round(median(small), 3)
+    return {
+        "both_speed": usual,
+        "both_large_bytes": BOTH_LARGE,
+        "both_large_speed": min(large[0], usual) if large else usual,
+        "measured": {str(nbytes): [round(v, 3) for v in values] for nbytes, values in found.items()},
+    }
+
+
+def channels(rig: Rig) -> Json:
+    """How many copy channels there are: a copy that waits holds up those behind it in its channel,
+    other streams' included. So the first stream that a waiting copy of stream 0 holds up tells."""
+    lanes, arena, first = rig.lanes, rig.arena, rig.lanes[0]
+    here, there = arena.bytes("pinned", SMALL), arena.bytes("device", SMALL)
+    back = arena.bytes("device", SMALL, 1)
+    hold = spin(BEHIND_NS)
+
+    def held(lane: Lane) -> bool:
+        walls = []
+        for _ in range(4):
+            rig.bench.synchronize()
+            start = rig.bench.now()
+            first.launch(hold)
+            first.copy(there, here)
+            lane.copy(back, here)
+            lane.synchronize()
+            walls.append(rig.bench.now() - start)
+        return min(walls) > 0.8 * BEHIND_NS
+
+    behind = [i for i in range(1, min(MOST_CHANNELS + 1, len(lanes))) if held(lanes[i])]
+    return {
+        "channels": behind[0] if behind else rig.bench.device.limits.streams,
+        "measured": {"held up by stream 0": behind},
+    }
+
+
+# -- pauses ----------------------------------------------------------------------------------
+
+
+def pauses(rig: Rig) -> dict[str, Json]:
+    """By how much one more of each kind of step makes a chain longer, ns."""
+    one, other = rig.lanes[:2]
+    blocking, default = rig.blocking, rig.bench.default
+    arena, nothing = rig.arena, empty()
+    here, there = arena.bytes("pinned", SMALL), arena.bytes("device", SMALL)
+    back, gone = arena.bytes("pinned", SMALL, 1), arena.bytes("device", SMALL, 1)
+
+    def through_events() -> None:
+        for ahead, behind in ((one, other), (other, one)):
+            ahead.launch(nothing)
+            behind.wait(ahead.record())
+
+    def alternating(*steps: Callable[[], Any]) -> Callable[[], None]:
+        def go() -> None:
+            for step in steps:
+                step()
+
+        return go
+
+    chains: dict[str, tuple[Lane, Callable[[], Any]]] = {
+        "kernels": (one, lambda: one.launch(nothing)),
+        "copies h2d": (one, lambda: one.copy(there, here)),
+        "copies d2h": (one, lambda: one.copy(back, gone)),
+        "copy and kernel": (one, alternating(lambda: one.copy(there, here), lambda: one.launch(nothing))),
+        "h2d and d2h": (one, alternating(lambda: one.copy(there, here), lambda: one.copy(back, gone))),
+        "two kernels through events": (one, through_events),
+        "two kernels, default stream": (
+            blocking,
+            alternating(lambda: blocking.launch(nothing), lambda: default.launch(nothing)),
+        ),
+    }
+
+    def measure() -> dict[str, list[float]]:
+        return {name: rig.increments(lane, step) for name, (lane, step) in chains.items()}
+
+    return rig.noise.samples("pauses", measure)
+
+
+def copy_share(rig: Rig) -> float | None:
+    """Of the pauses copy → kernel and kernel → copy together, the part before the kernel.
+
+    None where spans are not exact: then it cannot be seen.
+    """
+    if not rig.exact:
+        return None
+    device, arena = rig.traced, rig.traced_arena
+    here, there = arena.bytes("pinned", SMALL), arena.bytes("device", SMALL)
+    stream, nothing, hold = device.streams(1)[0], empty(), spin(BEHIND_NS)
+    ops: list[tuple[int, int, int]] = []
+    with Recorded(device) as recorded:
+        for _ in range(rig.repeats * 3):
+            stream.launch(hold)
+            ops.append((stream.copy(there, here), stream.launch(nothing), stream.copy(there, here)))
+            stream.synchronize()
+    spans = recorded.on_device()
+    before = [spans[b].start_ns - spans[a].end_ns for a, b, _ in ops]
+    behind = [spans[c].start_ns - spans[b].end_ns for _, b, c in ops]
+    total = max(median(before), 0.0) + max(median(behind), 0.0)
+    return max(median(before), 0.0) / total if total else 0.5
+
+
+def gaps_section(
+    chains: dict[str, Json], copied: Json | None, fixed_ns: float | None, share: float | None
+) -> Json:
+    """The profile's ``gaps``, from chains and from what one op lasts.
+
+    Parameters
+    ----------
+    copied, fixed_ns
+        Tables of single copies, and the time of an empty kernel, from exact spans. None: an op lasts
+        as long as its chain says, the pause between two of a kind included.
+    """
+    each = medians(chains)
+    into, back, kernel = each["copies h2d"], each["copies d2h"], each["kernels"]
+    exact = copied is not None and fixed_ns is not None
+    if exact:
+        assert copied is not None
+        into, back = (float(np.interp(SMALL, copied[k]["sizes"], copied[k]["ns"])) for k in ("h2d", "d2h"))
+        kernel = float(fixed_ns or 0.0)
+    between = max(each["copy and kernel"] - into - kernel, 0.0)
+    part = 0.5 if share is None else share
+    kernel_kernel = max(each["kernels"] - kernel, 0.0)
+    through_event = each["two kernels through events"] / 2 - kernel
+    legacy = each["two kernels, default stream"] / 2 - kernel - kernel_kernel
+    how = (
+        "chains of ops behind a spinning kernel by the host's clock, less what each op lasts"
+        if exact
+        else "chains of ops behind a spinning kernel by the host's clock; pauses between ops of one kind are "
+        "counted with the ops, copy → kernel and back half each (no exact spans)"
+    )
+    copy_copy = median([each["copies h2d"] - into, each["copies d2h"] - back])
+    return {
+        "copy_kernel_ns": round(part * between, 1),
+        "kernel_copy_ns": round((1 - part) * between, 1),
+        "kernel_kernel_ns": round(kernel_kernel, 1),
+        "copy_copy_ns": round(max(copy_copy, 0.0), 1),
+        "turn_ns": round(max((each["h2d and d2h"] - into - back) / 2, 0.0), 1),
+        "event_ns": round(max(through_event, 0.0), 1),
+        "legacy_ns": round(max(legacy, 0.0), 1),
+        "measured": chains,
+        "source": f"measured: {how}",
+    }
+
+
+# -- host memory that the device reaches otherwise -----------------------------------------
+
+
+def pageable(rig: Rig) -> dict[str, dict[int, Json]]:
+    """How long copies from and to ordinary memory hold the host, by direction and size.
+
+    A program seldom copies the same bytes again, so each copy takes others; a small pinned one
+    before it warms up the call.
+    """
+    lane, arena, bench = rig.lanes[0], rig.arena, rig.bench
+    here, there = arena.bytes("pinned", SMALL), arena.bytes("device", SMALL)
+    sizes = octaves(1024, arena.most_bytes)
+    turn = 0
+
+    def held(way: str, nbytes: int) -> list[float]:
+        nonlocal turn
+        found = []
+        for _ in range(min(rig.repeats, 2) if nbytes > 1 << 24 else rig.repeats):
+            turn += 1
+            at = (turn * (nbytes + SMALL)) % max(arena.most_bytes - nbytes, 1)
+            ours, theirs = arena.bytes("pageable", nbytes, 0, at), arena.bytes("device", nbytes)
+            lane.copy(there, here)
+            lane.synchronize()
+            with bench.logged() as calls:
+                lane.copy(*((theirs, ours) if way == "h2d" else (ours, theirs)))
+            found.append(float(calls[0].ns))
+            lane.synchronize()
+        return found
+
+    def measure(way: str) -> dict[int, list[float]]:
+        return {nbytes: held(way, nbytes) for nbytes in sizes}
+
+    return {
+        way: rig.noise.samples(f"pageable {way}", partial(measure, way), ON_HOST) for way in ("h2d", "d2h")
+    }
+
+
+def staged_share(rig: Rig) -> Json | None:
+    """When the first piece of a large copy from pageable memory goes over the link: ns since the
+    call was entered, and how long it lasted. None where spans are not exact."""
+    if not rig.exact:
+        return None
+    device, arena = rig.traced, rig.traced_arena
+    stream = device.streams(1)[0]
+    sizes = [n for n in (1 << 22, 1 << 23, 1 << 24) if PIECES < n <= arena.most_bytes]
+    ops: list[tuple[int, int]] = []
+    with Recorded(device) as recorded:
+        for _ in range(rig.repeats):
+            for nbytes in sizes:
+                there, here = arena.bytes("device", nbytes), arena.bytes("pageable", nbytes)
+                ops.append((nbytes, stream.copy(there, here)))
+                stream.synchronize()
+    spans, calls = recorded.on_device(), {s.op: s for s in recorded.calls("copy")}
+    rows = [
+        (nbytes, spans[op].start_ns - calls[op].start_ns, calls[op].end_ns - calls[op].start_ns)
+        for nbytes, op in ops
+        if op in spans
+    ]
+    return {"bytes, began, held": rows} if rows else None
+
+
+def pageable_section(rows: dict[str, dict[int, Json]], staged: Json | None, host: Json, noise: Noise) -> Json:
+    """The profile's ``pageable``."""
+    into = table_of(rows["h2d"], noise, "pageable h2d")
+    back = table_of(rows["d2h"], noise, "pageable d2h")
+    # The table of d2h begins when the stream has come to the copy.
+    until = SUBMIT_SHARE * host["copy_ns"] + host["start_ns"]
+    back["ns"] = [round(max(ns - until, 1.0), 1) for ns in back["ns"]]
+    section: Json = {"h2d": into, "d2h": back}
+    found = "the size of a staged piece is CUDA's usual one (not measured)"
+    if staged is not None:
+        begun = [n * (began - host["start_ns"]) / held for n, began, held in staged["bytes, began, held"]]
+        if (chunk := round(median(begun))) >= SMALL:
+            section["chunk_bytes"] = chunk
+            found = "the size of a staged piece from when the first one went over the link"
+    section["source"] = f"measured: bare calls, each with bytes that were not copied just before; {found}"
+    return section
+
+
+def mapped(rig: Rig) -> Json:
+    """Kernels that read host memory over the link: a table of bytes read → ns."""
+    sizes = [n for n in (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26) if n <= rig.arena.most_bytes]
+    add = vector_add()
+
+    def make(arena: Arena, nbytes: int) -> Step:
+        far, near, out = _mapped_operands(arena, nbytes)
+        return lambda stream: stream.launch(add, [far, near], [out])
+
+    return table_of(rig.durations("mapped reads", sizes, make), rig.noise, "mapped reads")
+
+
+def _mapped_operands(arena: Arena, nbytes: int) -> tuple[Any, Any, Any]:
+    count = nbytes // 4
+    most = min(1 << 24, arena.most_elements)
+    far = arena.array(most, "float32", 0, "mapped")[:count]
+    return far, arena.floats(count, 1), arena.floats(count, 2)
+
+
+def mapped_share(rig: Rig) -> Json:
+    """How much of the link a kernel that reads host memory gets while copies go the same way."""
+    reader, copier = rig.lanes[:2]
+    arena, add = rig.arena, vector_add()
+    nbytes = min(1 << 26, arena.most_bytes)
+    far, near, out = _mapped_operands(arena, nbytes)
+    here, there = arena.bytes("pinned", nbytes), arena.bytes("device", nbytes)
+
+    def until_read(with_copies: bool, with_reader: bool = True) -> float:
+        bench = rig.bench
+        bench.synchronize()
+        start = bench.now()
+        reader.launch(hold)
+        copier.wait(reader.record())
+        if with_reader:
+            reader.launch(add, [far, near], [out])
+        if with_copies:
+            for _ in range(6):
+                copier.copy(there, here)
+        reader.synchronize()
+        taken = bench.now() - start
+        bench.synchronize()
+        return taken
+
+    hold = spin(300_000)
+    until_read(True)
+
+    def measure() -> list[float]:
+        found = []
+        for _ in range(2):
+            nothing, alone = until_read(False, False), until_read(False)
+            beside = until_read(True)
+            found.append(float(np.clip((alone - nothing) / max(beside - nothing, 1.0), 0.02, 1.0)))
+        return found
+
+    shares = [share for _ in range(rig.noise.passes) for share in measure()]
+    return {"mapped_share": round(median(shares), 3), "measured": [round(s, 3) for s in shares]}
