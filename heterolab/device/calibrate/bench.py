@@ -9,7 +9,6 @@ seam. Both look the same to a measurement.
 
 from __future__ import annotations
 
-import gc
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -173,8 +172,7 @@ class CudaBench(Bench):
         return self._functions[code, entry]
 
     def rest(self) -> Bench:
-        gc.collect()
-        time.sleep(2e-3)
+        time.sleep(5e-3)
         return self
 
     def forget(self) -> None:

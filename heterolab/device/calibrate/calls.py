@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from heterolab.device.calibrate.bench import Lane
 from heterolab.device.calibrate.figures import Json, Recorded, median, spin
-from heterolab.device.calibrate.noise import ON_HOST
+from heterolab.device.calibrate.noise import ON_HOST, wanted
 from heterolab.device.calibrate.rig import Rig, medians
 from heterolab.pipeline.kernels import empty
 
@@ -24,6 +24,8 @@ SUBMIT_SHARE = 0.9
 #: How long the host works before a call, ns; how much pageable memory it stages, bytes.
 WORK_NS = (5_000, 10_000, 20_000, 40_000, 80_000, 160_000, 480_000)
 STAGED = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+#: What came before ("work", "staged" or, with 0, "warm"), how much of it, and the call.
+Sample = tuple[str, int, str]
 #: The kernel whose end is waited for, to see how long a start and a return take.
 PROBE_NS = 50_000
 
@@ -45,7 +47,7 @@ def host_calls(rig: Rig) -> dict[str, Json]:
         other.synchronize()
         one.synchronize()  # nothing to wait for
 
-    def measure() -> dict[str, list[float]]:
+    def measure(names: object) -> dict[str, list[float]]:
         for _ in range(3):
             go()
         with bench.logged() as calls:
@@ -158,9 +160,12 @@ def cold_calls(rig: Rig, more: Mapping[str, Callable[[Lane], Any]] | None = None
     befores |= {("work", ns): partial(bench.work, ns) for ns in WORK_NS}
     befores |= {("staged", n): stage(n) for n in STAGED if n <= arena.most_bytes}
 
-    def measure() -> dict[tuple[str, int, str], list[float]]:
+    def measure(keys: Collection[Sample] | None) -> dict[Sample, list[float]]:
+        again = None if keys is None else {(kind, size) for kind, size, _ in keys}
         return {
-            (*key, name): values for key, before in befores.items() for name, values in gather(before).items()
+            (*key, name): values
+            for key in wanted(again, befores)
+            for name, values in gather(befores[key]).items()
         }
 
     rows = rig.noise.samples("cold calls", measure, 2 * ON_HOST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -24,7 +24,7 @@ from heterolab.pipeline.kernels import empty, rounds, vector_add
 #: Blocks of the kernels that show how a grid shares the device take so long.
 BLOCK_NS = 50_000
 #: Products of m × m matrices.
-PRODUCT_SIZES = (128, 256, 362, 512, 724, 1024, 1448, 2048, 2896, 4096, 8192)
+PRODUCT_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 #: Products longer than this on the device are measured no larger.
 LONGEST_NS = 30_000_000
 TYPES = ("float32", "float16", "bfloat16")
@@ -147,7 +147,7 @@ def products(rig: Rig, types: Sequence[str]) -> dict[str, Json]:
             kernel, (reads, writes) = product(m, dtype), _operands(arena, m, dtype)
             return lambda stream: stream.launch(kernel, reads, writes)
 
-        while len(sizes) > 6 and _roughly(rig, make, sizes[-1]) > LONGEST_NS:
+        while len(sizes) > 6 and rig.roughly(make, sizes[-1]) > LONGEST_NS:
             sizes.pop()
         rows = rig.durations(f"products {dtype}", sizes, make)
         ns = rig.noise.rising(f"products {dtype}", sizes, [rows[m]["median"] for m in sizes])
@@ -167,11 +167,6 @@ def products(rig: Rig, types: Sequence[str]) -> dict[str, Json]:
             f"{sizes[-1]}; between and beyond by m³",
         }
     return out
-
-
-def _roughly(rig: Rig, make: Callable[[Arena, int], Step], m: int) -> float:
-    step, lane = make(rig.arena, m), rig.lanes[0]
-    return median(rig.increments(lane, lambda: step(lane), 1, 1))
 
 
 def product_calls(rig: Rig, types: Sequence[str]) -> dict[str, Json]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from heterolab.device.calibrate.bench import Lane
 from heterolab.device.calibrate.calls import SMALL, SUBMIT_SHARE
 from heterolab.device.calibrate.figures import Json, Recorded, median, spin
-from heterolab.device.calibrate.noise import ON_HOST, Noise, table_of
+from heterolab.device.calibrate.noise import ON_DEVICE, ON_HOST, Noise, table_of, wanted
 from heterolab.device.calibrate.rig import Arena, Rig, Step, medians
 from heterolab.pipeline.kernels import empty, vector_add
 
@@ -71,7 +71,7 @@ def both_directions(rig: Rig) -> Json:
     arena = rig.arena
     sizes = [n for n in (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28) if n <= arena.most_bytes]
 
-    def speed(nbytes: int) -> list[float]:
+    def thousandths(nbytes: int) -> list[float]:
         count = int(np.clip((1 << 27) // nbytes, 2, 16))
         here, there = arena.bytes("pinned", nbytes), arena.bytes("device", nbytes)
         back, gone = arena.bytes("pinned", nbytes, 1), arena.bytes("device", nbytes, 1)
@@ -95,14 +95,14 @@ def both_directions(rig: Rig) -> Json:
                 for counts in ((0, 0), (count, 0), (0, count), (count, count))
             )
             a, b = sorted((one - nothing, other - nothing))
-            found.append(float(np.clip(a / max(both - nothing - (b - a), 1.0), 0.05, 1.0)))
+            found.append(1000 * float(np.clip(a / max(both - nothing - (b - a), 1.0), 0.05, 1.0)))
         return found
 
-    found: dict[int, list[float]] = {}
-    for _ in range(rig.noise.passes):
-        for nbytes in sizes:
-            found.setdefault(nbytes, []).extend(speed(nbytes))
-    speeds = {nbytes: round(median(values), 3) for nbytes, values in found.items()}
+    def measure(keys: Collection[int] | None) -> dict[int, list[float]]:
+        return {nbytes: thousandths(nbytes) for nbytes in wanted(keys, sizes)}
+
+    rows = rig.noise.samples("both directions at once", measure, ON_DEVICE, floor=50)
+    speeds = {nbytes: round(row["median"] / 1000, 3) for nbytes, row in rows.items()}
     small = [speed for nbytes, speed in speeds.items() if nbytes <= BOTH_LARGE]
     large = [speed for nbytes, speed in speeds.items() if nbytes > BOTH_LARGE]
     usual = round(median(small), 3)
@@ -110,7 +110,7 @@ def both_directions(rig: Rig) -> Json:
         "both_speed": usual,
         "both_large_bytes": BOTH_LARGE,
         "both_large_speed": min(large[0], usual) if large else usual,
-        "measured": {str(nbytes): [round(v, 3) for v in values] for nbytes, values in found.items()},
+        "measured": {f"{nbytes} bytes, thousandths": row for nbytes, row in rows.items()},
     }
 
 
@@ -177,8 +177,8 @@ def pauses(rig: Rig) -> dict[str, Json]:
         ),
     }
 
-    def measure() -> dict[str, list[float]]:
-        return {name: rig.increments(lane, step) for name, (lane, step) in chains.items()}
+    def measure(keys: Collection[str] | None) -> dict[str, list[float]]:
+        return {name: rig.increments(*chains[name]) for name in wanted(keys, chains)}
 
     return rig.noise.samples("pauses", measure)
 
@@ -278,8 +278,8 @@ def pageable(rig: Rig) -> dict[str, dict[int, Json]]:
             lane.synchronize()
         return found
 
-    def measure(way: str) -> dict[int, list[float]]:
-        return {nbytes: held(way, nbytes) for nbytes in sizes}
+    def measure(way: str, keys: Collection[int] | None) -> dict[int, list[float]]:
+        return {nbytes: held(way, nbytes) for nbytes in wanted(keys, sizes)}
 
     return {
         way: rig.noise.samples(f"pageable {way}", partial(measure, way), ON_HOST) for way in ("h2d", "d2h")
@@ -374,13 +374,15 @@ def mapped_share(rig: Rig) -> Json:
     hold = spin(300_000)
     until_read(True)
 
-    def measure() -> list[float]:
+    def thousandths() -> list[float]:
         found = []
         for _ in range(2):
             nothing, alone = until_read(False, False), until_read(False)
-            beside = until_read(True)
-            found.append(float(np.clip((alone - nothing) / max(beside - nothing, 1.0), 0.02, 1.0)))
+            share = (alone - nothing) / max(until_read(True) - nothing, 1.0)
+            found.append(1000 * float(np.clip(share, 0.02, 1.0)))
         return found
 
-    shares = [share for _ in range(rig.noise.passes) for share in measure()]
-    return {"mapped_share": round(median(shares), 3), "measured": [round(s, 3) for s in shares]}
+    row = rig.noise.samples("reads beside copies", lambda keys: {None: thousandths()}, ON_DEVICE, floor=50)[
+        None
+    ]
+    return {"mapped_share": round(row["median"] / 1000, 3), "measured": {"thousandths": row}}

@@ -8,7 +8,7 @@ helps. So what differs too much is measured once more, and what still does is re
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -44,47 +44,60 @@ class Noise:
     implausible: list[str] = field(default_factory=list)
 
     def samples(
-        self, name: str, measure: Callable[[], Mapping[K, Sequence[float]]], limit: float = ON_DEVICE
+        self,
+        name: str,
+        measure: Callable[[Collection[K] | None], Mapping[K, Sequence[float]]],
+        limit: float = ON_DEVICE,
+        floor: float = FLOOR_NS,
     ) -> dict[K, Json]:
         """Measure in passes; give median, spread and the passes' medians of each key.
 
         Parameters
         ----------
         measure
-            One pass: samples by key (a size, or what was measured).
-        limit
-            How far the passes may differ, relative.
+            One pass: samples by key (a size, or what was measured), of the keys it is given; None
+            asks for all. It may give more.
+        limit, floor
+            How far the passes may differ: relative, and at all.
         """
-        made = self._passes(measure)
-        if worst := self._beyond(made, limit):
-            again = self._passes(measure)
-            still = self._beyond(again, limit)
-            if max(still.values(), default=0.0) < max(worst.values()):
-                made, worst = again, still
+        made = self._passes(measure, None)
+        worst = self._beyond(made, limit, floor)
+        if worst:
+            again = self._passes(measure, list(worst))
+            still = self._beyond(again, limit, floor)
+            for key in list(worst):
+                if still.get(key, 0.0) < worst[key]:
+                    made[key] = again[key]
+                    worst[key] = still.get(key, 0.0)
         for key, share in worst.items():
-            self.found[name if key is None else f"{name}, {key}"] = round(share, 3)
+            if share:
+                self.found[name if key is None else f"{name}, {key}"] = round(share, 3)
         return made
 
     def one(self, name: str, measure: Callable[[], Sequence[float]], limit: float = ON_DEVICE) -> Json:
         """As :meth:`samples`, for one number."""
-        return self.samples(name, lambda: {None: measure()}, limit)[None]
+        return self.samples(name, lambda keys: {None: measure()}, limit)[None]
 
-    def _passes(self, measure: Callable[[], Mapping[K, Sequence[float]]]) -> dict[K, Json]:
+    def _passes(
+        self,
+        measure: Callable[[Collection[K] | None], Mapping[K, Sequence[float]]],
+        keys: Collection[K] | None,
+    ) -> dict[K, Json]:
         samples: dict[K, list[float]] = defaultdict(list)
         medians: dict[K, list[float]] = defaultdict(list)
         for _ in range(self.passes):
-            for key, values in measure().items():
+            for key, values in measure(keys).items():
                 samples[key] += values
                 medians[key].append(round(median(values), 1))
         return {key: spread(samples[key]) | {"passes": medians[key]} for key in samples}
 
-    def _beyond(self, made: Mapping[K, Json], limit: float) -> dict[K, float]:
+    def _beyond(self, made: Mapping[K, Json], limit: float, floor: float) -> dict[K, float]:
         """By how much the passes differ, of those keys where that is too much."""
         apart = {key: max(row["passes"]) - min(row["passes"]) for key, row in made.items()}
         return {
             key: apart[key] / max(abs(row["median"]), 1.0)
             for key, row in made.items()
-            if apart[key] > max(FLOOR_NS, limit * abs(row["median"]))
+            if apart[key] > max(floor, limit * abs(row["median"]))
         }
 
     def rising(self, name: str, sizes: Sequence[float], ns: Sequence[float]) -> list[float]:
@@ -126,6 +139,11 @@ class Noise:
     def note(self) -> Json:
         """For a profile's notes."""
         return {"apart": self.found, "implausible": self.implausible}
+
+
+def wanted(keys: Collection[K] | None, all_keys: Iterable[K]) -> list[K]:
+    """Those of `all_keys` that a pass is to measure."""
+    return [key for key in all_keys if keys is None or key in keys]
 
 
 def table_of(rows: Mapping[Any, Json], noise: Noise, name: str) -> Json:

@@ -19,7 +19,7 @@ import numpy as np
 from heterolab.device.base import Buffer, Device
 from heterolab.device.calibrate.bench import Bench, Lane
 from heterolab.device.calibrate.figures import Json, Recorded, median, spin
-from heterolab.device.calibrate.noise import ON_DEVICE, Noise
+from heterolab.device.calibrate.noise import ON_DEVICE, Noise, wanted
 from heterolab.errors import InputError
 
 K = TypeVar("K", bound=Hashable)
@@ -32,6 +32,8 @@ MOST_BYTES, MOST_ELEMENTS = 1 << 28, 1 << 26
 EXACT = ("cupti", "simulated")
 #: Links of a chain at least and at most, and how long it should be.
 FEWEST, MOST_LINKS, CHAIN_NS = 2, 32, 2_000_000
+#: Random numbers that are drawn; longer arrays repeat them.
+NOISE = 1 << 20
 #: Streams that the measurements share: a device has a limited number.
 LANES = 20
 
@@ -69,10 +71,16 @@ class Arena:
         if key not in self._made:
             made = self._made[key] = self._touch(count, dtype, "device")
             if hasattr(made.array, "set"):  # in the memory of a GPU
-                some = np.random.default_rng(which).standard_normal(1 << 20).astype(np.float32)
+                some = np.random.default_rng(which).standard_normal(NOISE).astype(np.float32)
                 if dtype == "int16":
                     some = (some.view(np.uint32) >> 16).astype(np.uint16).view(np.int16)
-                made.array.set(np.resize(some.astype(dtype), count))
+                there = min(NOISE, count)
+                made.array[:there].set(some[:there].astype(dtype))
+                while there < count:  # twice as much, from what is there
+                    more = min(there, count - there)
+                    made.array[there : there + more] = made.array[:more]
+                    there += more
+                self.device.synchronize()
         return self._made[key]
 
     def floats(self, count: int, which: int) -> Buffer:
@@ -212,14 +220,23 @@ class Rig:
         """
         once = self._spans if self.exact else self._chained
         steps = {size: make(self.traced_arena if self.exact else self.arena, size) for size in sizes}
-        return self.noise.samples(name, lambda: {size: once(step) for size, step in steps.items()}, limit)
+        return self.noise.samples(
+            name, lambda keys: {size: once(steps[size]) for size in wanted(keys, steps)}, limit
+        )
 
-    def _spans(self, step: Step) -> list[float]:
+    def roughly(self, make: Callable[[Arena, int], Step], size: int) -> float:
+        """About how long one op of that size lasts, ns."""
+        if self.exact:
+            return median(self._spans(make(self.traced_arena, size), 1))
+        step, lane = make(self.arena, size), self.lanes[0]
+        return median(self.increments(lane, lambda: step(lane), 1, 1))
+
+    def _spans(self, step: Step, repeats: int | None = None) -> list[float]:
         device = self.traced
         stream = device.streams(1)[0]
         with Recorded(device) as recorded:
             ops = []
-            for _ in range(self.repeats + 1):
+            for _ in range((repeats or self.repeats) + 1):
                 ops.append(step(stream))
                 stream.synchronize()
         spans = recorded.on_device()
