@@ -83,7 +83,7 @@ def run(
     device: Annotated[str, typer.Option(help="sim:PROFILE, cpu, cuda, cuda:N.")] = "",
     batch: Annotated[int, typer.Option(help="Most requests in a batch.")] = 8,
     streams: Annotated[int, typer.Option(help="Streams on the device.")] = 2,
-    memory: Annotated[str, typer.Option(help="pageable, pinned or mapped.")] = "pinned",
+    memory: Annotated[str, typer.Option(help="pageable, pinned, mapped or managed.")] = "pinned",
     delay: Annotated[float, typer.Option(help="Longest wait for a batch, ms.")] = 2.0,
     workers: Annotated[int, typer.Option(help="Preprocessing threads; 0: the host thread.")] = 1,
     chunk: Annotated[int, typer.Option(help="Requests a preprocessing job.")] = 16,

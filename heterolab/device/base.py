@@ -306,6 +306,13 @@ class Stream(ABC):
         """Run `kernel` over the buffers. Returns the op number."""
 
     @abstractmethod
+    def prefetch(self, buffer: Buffer, to: str = "device", *, batch: int = NONE) -> int:
+        """Move the pages of a managed buffer, ``to`` the ``"device"`` or the ``"host"``, before
+        they are touched there. It changes no values, and costs the host what a copy's call does.
+        Returns the op number.
+        """
+
+    @abstractmethod
     def record(self) -> Event:
         """A mark behind all that was enqueued so far."""
 

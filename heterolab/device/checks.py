@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
-from heterolab.device.base import Buffer, Device, Event, Kernel
+from heterolab.device.base import Buffer, Device, Event, Kernel, Memory
 from heterolab.errors import InputError, OutOfDeviceMemory
 from heterolab.trace.trace import D2H, H2D, KERNEL
 
@@ -24,6 +24,11 @@ def copy_kind(device: Device, dst: Buffer, src: Buffer) -> str:
             f"copy of {src!r} ({src.nbytes} bytes) over {dst!r} ({dst.nbytes} bytes): both must have the "
             "same size. Take a part of the larger one: buffer[a:b] or buffer.view(shape)."
         )
+    if dst.memory is Memory.MANAGED or src.memory is Memory.MANAGED:
+        raise InputError(
+            f"copy of {src!r} over {dst!r}: managed memory is not copied, its pages move to where they are "
+            "touched. Give the buffer to the kernel itself; stream.prefetch(buffer) moves its pages ahead."
+        )
     if dst.memory.on_host and src.memory.on_host:
         raise InputError(
             f"copy of {src!r} over {dst!r}: both are host memory. Do it on the host: "
@@ -32,6 +37,19 @@ def copy_kind(device: Device, dst: Buffer, src: Buffer) -> str:
     if dst.memory.on_host:
         return D2H
     return H2D if src.memory.on_host else KERNEL
+
+
+def prefetch(device: Device, buffer: Buffer, to: str) -> str:
+    """The kind of span a prefetch makes: ``h2d`` or ``d2h``."""
+    _must_be_here(device, buffer)
+    if buffer.memory is not Memory.MANAGED:
+        raise InputError(
+            f"prefetch of {buffer!r}: only the pages of managed memory move by themselves. Copy it "
+            "(stream.copy), or allocate it with memory='managed'."
+        )
+    if to not in ("device", "host"):
+        raise InputError(f'prefetch(to={to!r}): give "device" or "host".')
+    return H2D if to == "device" else D2H
 
 
 def operands(device: Device, kernel: Kernel, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:

@@ -143,6 +143,10 @@ class CpuStream(Stream):
             KERNEL, kernel.name, nbytes, batch, lambda: kernel.run(np, inputs, outputs), held=False
         )
 
+    def prefetch(self, buffer: Buffer, to: str = "device", *, batch: int = NONE) -> int:
+        kind = checks.prefetch(self.device, buffer, to)  # its pages are the host's, and stay
+        return self._issue(kind, "prefetch", 0, batch, lambda: None, held=False)
+
     def record(self) -> CpuEvent:
         with self.device.api("record", self) as (op, _):
             order = self.device.order
@@ -193,7 +197,7 @@ class CpuStream(Stream):
     def _issue(
         self, kind: str, name: str, nbytes: int, batch: int, work: Callable[[], None], held: bool
     ) -> int:
-        call = "copy" if name == "copy" else "launch"
+        call = name if name in ("copy", "prefetch") else "launch"
         with self.device.api(call, self, batch) as (op, queued_ns):
             self.device.legacy_barrier(self)
             task = Task(op, kind, name, queued_ns, nbytes, batch, work)
@@ -365,8 +369,6 @@ class CpuDevice(Device):
     ) -> Buffer:
         self.check_open()
         memory = Memory.of(memory)
-        if memory is Memory.MANAGED:
-            raise InputError(f"memory='managed': {self.name} has no page faults to move it by. Use mapped.")
         sizes, kind, nbytes = checks.allocation(shape, dtype)
         self._take(nbytes, memory, name)
         array = np.zeros(sizes, kind)

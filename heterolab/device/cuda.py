@@ -22,6 +22,7 @@ from heterolab.device import checks
 from heterolab.device.base import Array, Buffer, Device, Event, Kernel, Limits, Memory, Stream
 from heterolab.device.cuda_events import NOT_READY, Pending
 from heterolab.device.cuda_kernels import CompiledKernels
+from heterolab.device.cuda_managed import managed_array, prefetch
 from heterolab.device.cuda_spans import Source, open_spans, source
 from heterolab.device.host import RealHost, machine_memory
 from heterolab.device.order import Clock, Order
@@ -198,6 +199,9 @@ class CudaStream(Stream):
         )
         device.end_call("launch", self, op, queued, batch)
         return op
+
+    def prefetch(self, buffer: Buffer, to: str = "device", *, batch: int = NONE) -> int:
+        return prefetch(self, buffer, to, batch)
 
     def record(self) -> CudaEvent:
         device = self.device
@@ -392,7 +396,7 @@ class CudaDevice(Device):
         if memory is Memory.PAGEABLE:
             return Buffer(self, np.zeros(sizes, kind), memory, name)
         if memory is Memory.MANAGED:
-            raise InputError("memory='managed' is not offered yet. Use pageable, pinned, mapped or device.")
+            return Buffer(self, managed_array(self, sizes, kind, nbytes, what), memory, name)
         return Buffer(self, self._pinned_array(sizes, kind, nbytes, what, memory), memory, name)
 
     def _device_array(self, sizes: tuple[int, ...], kind: np.dtype[Any], nbytes: int, what: str) -> Array:

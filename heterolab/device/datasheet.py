@@ -113,6 +113,7 @@ def derive(measured: dict[str, Any], sheet: Sheet, reference: Sheet = H200) -> d
     note = f"{sheet.source}. Scaled from the measured {reference.name} by the ratio of the datasheets."
 
     profile["name"] = sheet.name
+    profile.pop("managed", None)  # how a driver answers page faults is on no sheet
     profile["provenance"] = {"kind": "datasheet estimate", "date": sheet.date, "driver": "", "method": note}
     profile["limits"]["memory_bytes"] = sheet.memory_bytes
     for direction in ("h2d", "d2h"):

@@ -220,6 +220,8 @@ class CopyEngine:
 
     def arrive(self, op: Op) -> None:
         """A copy is ready: it starts if the engine is free and comes to it."""
+        if op.faults is not None:
+            op.work_ns = op.faults()
         op.ready = True
         if self.running is None:
             self._go_on()
@@ -266,6 +268,8 @@ class CopiesAtOnce(CopyEngine):
         self.channels = [deque(maxlen=0)]  # nothing queues
 
     def arrive(self, op: Op) -> None:
+        if op.faults is not None:
+            op.work_ns = op.faults()
         op.start_ns = self.agenda.now
         finish = partial(self._arrived, op)
         if self._on_host:

@@ -121,6 +121,7 @@ def one_memory(base: str | Path | DeviceProfile = MEASURED) -> DeviceProfile:
         copies={"h2d": inside, "d2h": inside, "both_speed": 0.5, "both_large_speed": 0.5},
         pageable=None,
         mapped=None,
+        managed={"fault_ns": 0, "bytes_per_ns": 1e9},  # nothing moves
     )
 
 
@@ -200,6 +201,9 @@ def _make_link_faster(raw: Json, factor: float) -> None:
     if raw.get("mapped"):
         scale(raw["mapped"], 1 / factor)
         raw["mapped"]["source"] = "imagined"
+    if raw.get("managed"):
+        raw["managed"]["bytes_per_ns"] *= factor
+        raw["managed"]["source"] = "imagined"
     if raw.get("pageable"):
         add_slower_link(raw["pageable"]["d2h"], before, raw["copies"]["d2h"])
         raw["pageable"]["source"] = "imagined"

@@ -109,7 +109,13 @@ class Sms:
         return Group(count, self.costs.threads_per_sm, self.costs.blocks_per_sm, {})
 
     def arrive(self, op: Op) -> None:
-        """A kernel is ready: it joins the line."""
+        """A kernel is ready: once it has its pages, it joins the line."""
+        if op.faults is not None:
+            ns, op.faults = op.faults(), None
+            if ns:
+                op.start_ns = self.agenda.now
+                self._run(op, ns, partial(self.arrive, op))
+                return
         self.line.append(self._grid(op))
         self._place()
 
@@ -172,6 +178,7 @@ class Sms:
                 grid.started = True
                 if not grid.op.per_block and (self.kernels or grid.waves > 1):
                     self._plan(grid)
+                self.kernels += 1
             if grid.left:
                 self._fill(grid)
             if grid.left or grid.later:
@@ -193,7 +200,6 @@ class Sms:
         now = self.agenda.now
         if op.start_ns < 0:
             op.start_ns = now
-            self.kernels += 1
             if now > op.ready_ns:
                 op.after = self.last
         grid.running += 1

@@ -27,6 +27,7 @@ class Op:
         "effect",
         "end_ns",
         "failures",
+        "faults",
         "kind",
         "launched_ns",
         "launches",
@@ -60,6 +61,8 @@ class Op:
         # `per_block`: work_ns is that of a block; `on_link`: held up by its reads of host memory
         self.ready = self.done = self.per_block = self.on_link = False
         self.effect: Callable[[], None] | None = None
+        #: Asked when it is ready: how long it waits for pages, or a prefetch moves them.
+        self.faults: Callable[[], float] | None = None
         self.failures: Sequence[Failure] = ()  # of its stream, untold when it ended
 
     def needs(self, other: Op, gap_ns: int) -> None:

@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-from heterolab.device.profile import CpuCost, DeviceProfile, HostCosts, KernelCost, Table
+from heterolab.device.profile import CpuCost, DeviceProfile, HostCosts, KernelCost, Managed, Table
 from heterolab.errors import InputError
 
 #: Kernels of a profile that memory traffic bounds: the L2 cache has a part in their tables.
 MEMORY_BOUND = ("vector_add",)
 NOTHING = Table.constant(0.0)
+#: Managed memory whose pages need not move.
+EVERYWHERE = Managed(group_bytes=1 << 16, fault_ns=0.0, bytes_per_ns=float("inf"), host_fault_ns=0.0)
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,11 @@ EFFECTS: dict[str, Effect] = {
         "A copy queued behind one of the same direction starts at once when that ends; without, it waits "
         "as long as one of the other direction does.",
         _copies_take_turns,
+    ),
+    "managed_faults": Effect(
+        "Kernels and the host wait for the pages of managed memory that are not where they are touched; "
+        "without, each page is everywhere.",
+        lambda physics: replace(physics, profile=replace(physics.profile, managed=EVERYWHERE)),
     ),
     "gaps_in_a_stream": Effect(
         "Between two ops of a stream passes a pause, by their kinds; without, none.",

@@ -21,6 +21,7 @@ come from, and a number may be written with decimals::
     pageable     copies from and to pageable memory, see Pageable; null: they cost what pinned ones do
     mapped       a table, bytes → ns, of a kernel's reads of host memory over the link (zero-copy);
                  null: host memory is as near as the device's own
+    managed      managed (unified) memory, see Managed; null or absent: not measured
     gaps         shortest pauses between dependent ops, see Gaps
     compute      what a kernel without an entry in `kernels` costs, and how kernels share the device
     cpu_costs    {stage: {"sizes", "ns", "gil", "waits", "source"}}: ns of the stage's function on the
@@ -63,6 +64,7 @@ DIVISORS = {
     "both_large_speed",
     "mapped_share",
     "chunk_bytes",
+    "bytes_per_ns",
 }
 
 T = TypeVar("T")
@@ -221,6 +223,30 @@ class Pageable:
 
 
 @dataclass(frozen=True)
+class Managed:
+    """Managed memory, whose pages move to where they are touched.
+
+    A kernel that touches pages in host memory waits ``fault_ns`` for each group of
+    ``group_bytes``, and for the bytes, which come at ``bytes_per_ns``; the host that touches
+    pages on the device likewise, with ``host_fault_ns`` a group (absent: not measured, taken as
+    ``fault_ns``). A prefetch moves them at ``bytes_per_ns``, without faults. ``concurrent``
+    false: the GPU cannot fault (CUDA's attribute concurrentManagedAccess is 0): all managed
+    memory moves to it before each kernel, and the host must not touch any while one runs.
+
+    Of a kernel over ``n`` bytes that the host has touched, measured by faults, after a prefetch,
+    and that prefetch: ``bytes_per_ns`` = n / prefetch, and ``fault_ns`` = (faults - prefetched
+    - prefetch) × group_bytes / n.
+    """
+
+    group_bytes: int
+    fault_ns: float
+    bytes_per_ns: float
+    host_fault_ns: float | None = None
+    concurrent: bool = True
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class Gaps:
     """Shortest pause between two ops of a stream, by what they are, in ns; ``event_ns`` between
     streams, through an event; ``legacy_ns`` at the legacy default stream's barrier."""
@@ -297,6 +323,7 @@ class DeviceProfile:
     cpu_costs: Mapping[str, CpuCost] = field(default_factory=dict)
     kernels: Mapping[str, KernelCost] = field(default_factory=dict)
     seam: HostCosts | None = None
+    managed: Managed | None = None
     #: What it was read from, the texts and spreads beside the numbers included.
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -357,6 +384,7 @@ class DeviceProfile:
             cpu_costs={k: reader.cpu_cost(v, f"cpu_costs.{k}") for k, v in reader.section(data, "cpu_costs")},
             kernels={k: reader.kernel(v, f"kernels.{k}") for k, v in reader.section(data, "kernels")},
             seam=None if data.get("seam") is None else reader.record(HostCosts, data, "seam"),
+            managed=None if data.get("managed") is None else reader.record(Managed, data, "managed"),
             raw=data,
         )
 
@@ -525,6 +553,10 @@ class _Reader:
             return self.table(entry, place)
         if kind == "str":
             return self.text(entry, spec.name)
+        if kind == "bool":
+            if not isinstance(value, bool):
+                raise self.wrong(place, value, "true or false")
+            return value
         if kind.startswith("Mapping"):
             return {k: self.number(v, f"{place}.{k}", TINY) for k, v in self.mapping(value, place).items()}
         if kind == "int":

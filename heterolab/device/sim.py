@@ -22,15 +22,16 @@ from heterolab.device import checks
 from heterolab.device.base import Array, Buffer, Device, Event, Kernel, Limits, Memory, Stream, Work
 from heterolab.device.engines import Gpu
 from heterolab.device.failures import Failure, tell, untold
+from heterolab.device.managed import ManagedMemory
 from heterolab.device.op import Looked, Op, Price, pauses_of, roofline_ns
 from heterolab.device.order import Clock, Order, Races
 from heterolab.device.physics import Physics
 from heterolab.device.profile import DeviceProfile, Pageable
 from heterolab.device.simhost import SimHost
-from heterolab.errors import InputError, OutOfDeviceMemory
+from heterolab.errors import InputError, OutOfDeviceMemory, ProfileError, RaceError
 from heterolab.trace.trace import API, D2H, DEFAULT_STREAM, H2D, KERNEL, NO_STREAM, NONE, SYNC, Span
 
-PAGEABLE, MAPPED = Memory.PAGEABLE, Memory.MAPPED
+PAGEABLE, MAPPED, MANAGED = Memory.PAGEABLE, Memory.MAPPED, Memory.MANAGED
 
 
 class SimEvent(Event):
@@ -114,16 +115,42 @@ class SimStream(Stream):
         checks.operands(device, kernel, reads, writes)
         work = kernel.work(reads, writes)
         nbytes = far = 0
+        managed: list[Buffer] = []
         for buffer in (*reads, *writes):
             nbytes += buffer.nbytes
             if buffer.memory is MAPPED:
                 far += buffer.nbytes
+            elif buffer.memory is MANAGED:
+                managed.append(buffer)
         op = Op(device.next_op(), KERNEL, kernel.name, self.index, nbytes, batch)
         held_ns, warmth, cold_ns = device.price(op, work, far)
         device.check(kernel.name, self, reads, writes)  # last: what is refused has touched nothing
         if device.values:
             op.effect = _running(kernel, reads, writes)
+        if managed and device.managed is not None:
+            op.faults = partial(device.managed.touched_by_kernel_ns, managed)
         return device.issue(op, "launch", self, held_ns, warmth, cold_ns)
+
+    def prefetch(self, buffer: Buffer, to: str = "device", *, batch: int = NONE) -> int:
+        device = self.device
+        device.check_open()
+        kind = checks.prefetch(device, buffer, to)
+        managed = device.managed
+        assert managed is not None, "there are no managed buffers without it"
+        if not managed.costs.concurrent:
+            raise InputError(
+                f"prefetch of {buffer!r}: {device.name} cannot (concurrentManagedAccess is 0). All managed "
+                "memory moves to it before each kernel."
+            )
+        op = Op(device.next_op(), kind, "prefetch", self.index, 0, batch)
+
+        def move() -> float:
+            op.nbytes, ns = managed.prefetch(buffer, to_device=kind == H2D)
+            return ns
+
+        op.faults = move
+        costs = device.costs
+        return device.issue(op, "prefetch", self, costs.copy_ns, "copy", costs.cold_copy_ns)
 
     def record(self) -> SimEvent:
         device = self.device
@@ -179,7 +206,8 @@ class SimDevice(Device):
         self.next_op, self._rows = host.recorder.next_op, host.recorder.rows
         self._gpu = Gpu(self.index, host.agenda, physics, host.cpu, self._rows, self._take_effect)
         host.shared = host.shared or profile.compute.on_host_gil is not None
-        self._taken = {True: 0, False: 0}  # bytes, by Memory.on_host
+        self.managed = None if profile.managed is None else ManagedMemory(profile.managed)
+        self._taken = {True: 0, False: 0}  # bytes that only the host holds, and others
         self._streams: list[SimStream] = []
         #: A call → the host's work until its last, and the host's count of changes to that.
         self._called: dict[str, tuple[float, float]] = {}
@@ -470,10 +498,11 @@ class SimDevice(Device):
     ) -> Buffer:
         self.check_open()
         memory = Memory.of(memory)
-        if memory is Memory.MANAGED:
-            raise InputError(
-                f"memory='managed': {self.name} does not simulate page faults. Use pinned memory and copies, "
-                "or mapped memory, which kernels read over the link."
+        if memory is MANAGED and self.managed is None:
+            raise ProfileError(
+                f"memory='managed': the profile of {self.profile.name} has no costs of managed memory "
+                "(section managed). Measure them on that machine with `heterolab calibrate`, or use pinned "
+                "memory and copies, or mapped memory, which kernels read over the link."
             )
         sizes, kind, nbytes = checks.allocation(shape, dtype)
         self._take(nbytes, memory, name)
@@ -481,27 +510,32 @@ class SimDevice(Device):
         try:
             root = np.zeros(1 if unseen else sizes, kind)
         except MemoryError:
-            self._taken[memory.on_host] -= nbytes
+            self._taken[_host_only(memory)] -= nbytes
             remedy = "Use a smaller size" + (", or values=False." if memory is Memory.DEVICE else ".")
             raise OutOfDeviceMemory(
                 f"a buffer of {checks.human_bytes(nbytes)} fits {self.name}, but this machine cannot hold "
                 f"its simulated values. {remedy}"
             ) from None
         buffer = Buffer(self, np.broadcast_to(root, sizes) if unseen else root, memory, name)
+        if memory is MANAGED and self.managed is not None:
+            self.managed.add(buffer.storage, nbytes)
         # All parts and views of it keep `root` alive.
-        gone = weakref.finalize(root, self._give_back, nbytes, memory.on_host, buffer.storage)
+        gone = weakref.finalize(root, self._give_back, nbytes, _host_only(memory), buffer.storage)
         gone.atexit = False
         return buffer
 
     def _take(self, nbytes: int, memory: Memory, name: str) -> None:
-        total = self.limits.pinned_bytes if memory.on_host else self.limits.memory_bytes
-        free = total - self._taken[memory.on_host]
+        host_only = _host_only(memory)
+        total = self.limits.pinned_bytes if host_only else self.limits.memory_bytes
+        free = total - self._taken[host_only]
         what = f"buffer {name!r}" if name else "a buffer"
         checks.must_fit(self.name, f"{what} in {memory.value} memory", nbytes, free, total)
-        self._taken[memory.on_host] += nbytes
+        self._taken[host_only] += nbytes
 
-    def _give_back(self, nbytes: int, on_host: bool, storage: int) -> None:
-        self._taken[on_host] -= nbytes
+    def _give_back(self, nbytes: int, host_only: bool, storage: int) -> None:
+        self._taken[host_only] -= nbytes
+        if self.managed is not None:
+            self.managed.forget(storage)
         if self.order:
             self.order.forget(storage)
 
@@ -518,6 +552,25 @@ class SimDevice(Device):
             self.order.host_op("a write", writes=[buffer])
         elif self.order:
             self.order.host_op("a read", reads=[buffer])
+        if buffer.memory is MANAGED and self.managed is not None:
+            self._come_to_host(buffer, self.managed)
+
+    def _come_to_host(self, buffer: Buffer, managed: ManagedMemory) -> None:
+        """The host touches managed memory: it is held until the pages are there."""
+        streams = [self.default_stream, *self._streams]
+        if not managed.costs.concurrent and any(
+            not op.done for stream in streams for op in self.frontier(stream)
+        ):
+            raise RaceError(
+                f"the host touches {buffer!r} while {self.name} works, and that GPU cannot share managed "
+                "memory (concurrentManagedAccess is 0): on a real one the process ends here. Wait for it "
+                "first: device.synchronize()."
+            )
+        ns = managed.touched_by_host_ns(buffer)
+        if ns:
+            number, entry = self.next_op(), self.host.now()
+            self.host.spend(ns)
+            self._span(number, API, "migrate", NO_STREAM, entry)
 
     def check(self, what: str, stream: Stream, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:
         """Refuse a closed device, and an access that nothing orders."""
@@ -555,6 +608,11 @@ class SimDevice(Device):
 def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
     array: NDArray[Any] = buffer.array
     return array.reshape(-1).view(np.uint8)
+
+
+def _host_only(memory: Memory) -> bool:
+    """Whether the bytes never lie in the device's memory; managed ones may, and must fit there."""
+    return memory.on_host and memory is not MANAGED
 
 
 def _copying(dst: Buffer, src: Buffer) -> Callable[[], None]:

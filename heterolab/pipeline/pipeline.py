@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 #: Where the host's side of what crosses the link may lie.
-MEMORY = ("pageable", "pinned", "mapped")
+MEMORY = ("pageable", "pinned", "mapped", "managed")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Pipeline:
     streams
         Streams on the device; `ring` batches may be in flight on each.
     memory
-        Host memory for what crosses the link: ``pageable``, ``pinned`` or ``mapped``.
+        Memory for what crosses the link: ``pageable``, ``pinned``, ``mapped`` or ``managed``.
     max_delay_ms
         Longest time a request waits for others to make a batch with.
     workers

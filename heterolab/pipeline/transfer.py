@@ -70,7 +70,9 @@ def make_slots(device: Device, plan: SlotPlan, streams: int, ring: int) -> list[
         They would not fit the device. Nothing is allocated; the message says what would fit.
     """
     if not plan.memory.on_host:
-        raise InputError("memory='device': the host fills these buffers; choose pageable, pinned or mapped.")
+        raise InputError(
+            "memory='device': the host fills these buffers; choose pageable, pinned, mapped or managed."
+        )
     if streams > device.limits.streams:
         raise InputError(f"streams={streams}: {device.name} runs at most {device.limits.streams}.")
     needed, room = plan.nbytes() * streams * ring, device.limits.memory_bytes
@@ -92,9 +94,9 @@ def _make_slot(device: Device, plan: SlotPlan, stream: Stream, number: int) -> S
         count, dtype = sizes[name]
         return device.buffer(count, dtype, memory, name=f"slot {number} {name}")
 
-    # Mapped memory is read and written by the kernels themselves, over the link: there is
-    # nothing to copy, so the device's side of the buffer is the host's.
-    zero_copy = plan.memory is Memory.MAPPED
+    # Kernels read and write mapped memory themselves, over the link, and the pages of managed
+    # memory come to them: there is nothing to copy, the device's side of the buffer is the host's.
+    zero_copy = plan.memory in (Memory.MAPPED, Memory.MANAGED)
     host_in, host_out = make("input", plan.memory), make("result", plan.memory)
     return Slot(
         stream,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from heterolab.device.base import Kernel, Memory, Work
+from heterolab.device.base import Kernel, Work
 from heterolab.device.cpu import CpuDevice, blas_threads
 from heterolab.errors import InputError, RaceError
 from heterolab.trace.trace import H2D, KERNEL
@@ -180,11 +180,6 @@ def test_the_order_check_sees_events_and_synchronisation() -> None:
     second.synchronize()
     here.write()[:] = 2
     device.close()
-
-
-def test_managed_memory_is_refused(cpu_device: CpuDevice) -> None:
-    with pytest.raises(InputError, match="managed"):
-        cpu_device.buffer(4, memory=Memory.MANAGED)
 
 
 def test_streams_have_a_limit(cpu_device: CpuDevice) -> None:

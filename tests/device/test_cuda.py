@@ -367,8 +367,6 @@ def test_memory_is_refused_with_what_is_free(fake: CudaDevice) -> None:
         fake.buffer(1 << 30, name="weights")
     with pytest.raises(OutOfDeviceMemory, match="2 arrays"):
         fake.upload({"a": np.zeros(1 << 27, np.float32), "b": np.broadcast_to(np.float32(0), 1 << 28)})
-    with pytest.raises(InputError, match="managed"):
-        fake.buffer(4, memory="managed")
 
 
 def test_a_number_beyond_the_devices_there_are(machine) -> None:

@@ -198,6 +198,7 @@ CASES: dict[str, tuple[int, Program, Program]] = {
     "one_engine_a_direction": (LESS, second_start(">>", 2), second_start("><", 2)),
     "directions_share_link": (LESS, wall(streams=2, steps="><"), wall(streams=2, steps=">>")),
     "queued_copies_pipeline": (MORE, wall(streams=1, steps=">>"), wall(streams=1, steps=">k<")),
+    "managed_faults": (LESS, reads("managed", block_ns=1000), reads("mapped", block_ns=1000)),
     "gaps_in_a_stream": (LESS, wall(streams=1, steps=">k<"), wall(streams=1, steps="k")),
     "event_latency": (LESS, chain(event=True), chain(event=False)),
     "copy_channels": (LESS, starts_after(stream=4), starts_after(stream=1)),

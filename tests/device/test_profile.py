@@ -64,6 +64,7 @@ OPTIONAL = {
     "chunk_bytes",
     "on_host_gil",
     "call_gil",
+    "concurrent",
 }
 NEEDED = [
     path
@@ -73,7 +74,7 @@ NEEDED = [
     and path[0] not in ("cpu_costs", "kernels", "notes", "seam")
     and "measured" not in path  # the spread behind a number, for people
     and path[:2] != ("compute", "flops_per_ns")
-    and path != ("pageable", "h2d")
+    and path not in (("pageable", "h2d"), ("managed",))
 ]
 
 

@@ -562,11 +562,6 @@ def test_memory_is_given_back() -> None:
         gc.collect()
 
 
-def test_managed_memory_is_refused(device: SimDevice) -> None:
-    with pytest.raises(InputError, match="managed"):
-        device.buffer(4, memory="managed")
-
-
 def test_uploaded_arrays_are_read_only_views(device: SimDevice) -> None:
     weights = np.arange(6.0)
     there = device.upload({"w": weights})["w"]

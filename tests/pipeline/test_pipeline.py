@@ -148,7 +148,7 @@ def test_bad_requests_are_rejected_and_the_rest_is_answered(device, encoder) -> 
         {"payload": "video"},
         {"returns": "everything"},
         {"ring": 0},
-        {"memory": "managed"},
+        {"memory": "unified"},
         {"hooks": print},
         {"keys": "a-key"},
         {"keys": (1,)},
