@@ -158,8 +158,8 @@ class _Walk:
     # -- what came before --------------------------------------------------------------------
 
     def last_of_all(self) -> int:
-        """The host's last work; where the trace has none, the last op."""
-        worked = [i for i in self.on_host if self.spans[i].kind not in (WAIT, SYNC)]
+        """The host's last work, or what held it last; where the trace has none, the last op."""
+        worked = [i for i in self.on_host if self.spans[i].kind != WAIT]
         candidates = worked or self.ops.places or range(len(self.spans))
         place = max(candidates, key=lambda i: (self.spans[i].end_ns, i))
         if self.spans[place].end_ns < max(self.ops.ends, default=0):

@@ -30,24 +30,28 @@ MOST_EVIDENCE = 2
 #: So many gaps, the longest, have a hover card.
 MOST_CARDS = 1_000
 
-#: The causes' colours: those of what is to blame, lighter.
+#: So many causes, the heaviest, have a colour of their own; and the room that their names take.
+LEGEND, LEGEND_PX = 6, 40
+OTHER_COLOUR = "#BBBBBB"
+#: The causes' colours: those of the lane that is to blame, where there is one.
 CAUSE_COLOURS = {
-    metrics.CPU_WORK: "#9EC9E2",
-    metrics.LAUNCH_CALL: "#C6E6F7",
-    metrics.COPY_CALL: "#C6E6F7",
-    metrics.PAGEABLE: "#F5C98B",
-    metrics.HOST_SYNC: "#F5C98B",
-    metrics.INPUT_COPY: "#9ADBC7",
-    metrics.OUTPUT_COPY: "#EFBE9B",
-    metrics.EVENT: "#F2EE9E",
-    metrics.HAND_OVER: "#F2EE9E",
-    metrics.ARRIVALS: "#EEEEEE",
-    metrics.BATCH_DELAY: "#D9C8E8",
-    metrics.WAKE: "#D5D5D5",
-    metrics.UNRECORDED: "#D5D5D5",
-    metrics.END: "#EEEEEE",
+    metrics.LAUNCH_CALL: "#56B4E9",
+    metrics.COPY_CALL: "#8CD3F5",
+    metrics.PAGEABLE: "#E69F00",
+    metrics.HOST_SYNC: "#B87F00",
+    metrics.INPUT_COPY: "#009E73",
+    metrics.OUTPUT_COPY: "#D55E00",
+    metrics.EVENT: "#F0E442",
+    metrics.HAND_OVER: "#CCC06A",
+    metrics.ARRIVALS: "#E4E4E4",
+    metrics.BATCH_DELAY: "#AA8BC9",
+    metrics.WAKE: "#777777",
+    metrics.UNRECORDED: "#999999",
+    metrics.END: "#F0F0F0",
     metrics.UNKNOWN: "#FFFFFF",
 }
+#: Shades that tell one CPU stage from the other.
+CPU_COLOURS = ("#0072B2", "#004B75", "#5A9BC4", "#00324F")
 
 
 @dataclass(frozen=True, repr=False)
@@ -288,48 +292,56 @@ def _path_head() -> tuple[str, ...]:
 
 def draw(explanation: Explanation, device: int | None = None) -> go.Figure:
     """See :meth:`Explanation.figure`."""
-    from heterolab.view.timeline import place, timeline
+    from heterolab.view.timeline import LANE_PX, place, timeline
 
     found = explanation.found
     figure = timeline(found.trace, title=explanation.title)
     placed = place(found.trace, "three")
-    longest = found.trace.end_ns
-    unit_ns = 1e6 if longest >= 10_000_000 else 1e3
+    unit_ns = 1e6 if found.trace.end_ns >= 10_000_000 else 1e3
     device = found.devices[0] if device is None and found.devices else device
     gaps = [gap for gap in found.gaps if gap.device == device]
-    for cause in summed((gap.cause, gap.took_ns) for gap in gaps):
-        figure.add_trace(_drawn_gaps([g for g in gaps if g.cause == cause], placed.rows[-1].y, unit_ns))
-    figure.add_trace(_gap_cards(explanation, gaps, placed.rows[-1].y, unit_ns))
+    y = placed.rows[-1].y - 1  # a row of its own, below the GPU's
+    heaviest = list(summed((gap.cause, gap.took_ns) for gap in gaps))
+    stages = [cause for cause in heaviest if cause.startswith(metrics.CPU_WORK)]
+    for cause in heaviest[:LEGEND]:
+        of_it, name = [gap for gap in gaps if gap.cause == cause], cause_name(cause)
+        colour = CAUSE_COLOURS.get(cause) or CPU_COLOURS[stages.index(cause) % len(CPU_COLOURS)]
+        figure.add_trace(_drawn_gaps(of_it, y, unit_ns, colour, name))
+    if rest := [gap for gap in gaps if gap.cause in heaviest[LEGEND:]]:
+        name = text("explain.other_causes", count=len(heaviest) - LEGEND)
+        figure.add_trace(_drawn_gaps(rest, y, unit_ns, OTHER_COLOUR, name))
+    figure.add_trace(_gap_cards(explanation, gaps, y, unit_ns))
     for trace in _drawn_path(found.path, placed, unit_ns):
         figure.add_trace(trace)
+    axis = figure.layout.yaxis
+    label = text("explain.idle_row", gpu=explanation.gpu_name(device or 0))
+    axis.tickvals, axis.ticktext = (*axis.tickvals, y), (*axis.ticktext, label)
+    axis.range = (axis.range[0] - 1, axis.range[1])
+    figure.layout.margin.l = max(figure.layout.margin.l, 30 + 7 * len(label))
+    figure.layout.margin.b += LEGEND_PX
+    figure.layout.height += LANE_PX + LEGEND_PX
     figure.layout.meta = {"alt": explanation.alt}
     figure.layout.uirevision = "explained"
-    # The legend needs a line more for every four causes.
-    extra = 20 * (1 + len({gap.cause for gap in gaps}) // 4)
-    figure.layout.margin.b += extra
-    figure.layout.height += extra
     return figure
 
 
-def _drawn_gaps(gaps: Sequence[Gap], y: float, unit_ns: float) -> Any:
-    """The gaps of one cause, as hatched rectangles in the GPU's row."""
+def _drawn_gaps(gaps: Sequence[Gap], y: float, unit_ns: float, colour: str, name: str) -> Any:
+    """Gaps as rectangles in their own row."""
     import plotly.graph_objects as go
 
     from heterolab.view.timeline import FILL
 
-    start, end = (np.array([getattr(gap, name) for gap in gaps]) / unit_ns for name in ("start_ns", "end_ns"))
+    start, end = (np.array([getattr(gap, side) for gap in gaps]) / unit_ns for side in ("start_ns", "end_ns"))
     low, high = np.full(len(gaps), y - FILL / 2), np.full(len(gaps), y + FILL / 2)
     none = np.full(len(gaps), np.nan)
-    cause = gaps[0].cause
-    colour = CAUSE_COLOURS[metrics.CPU_WORK if cause.startswith(metrics.CPU_WORK) else cause]
     return go.Scatter(
         x=np.stack([start, start, end, end, start, none], axis=1).ravel(),
         y=np.stack([low, high, high, low, low, none], axis=1).ravel(),
         mode="lines",
         fill="toself",
-        fillpattern={"shape": "\\", "size": 5, "bgcolor": "#FFFFFF", "fgcolor": colour},
-        line={"color": colour, "width": 0.7},
-        name=text("explain.idle", cause=escape(cause_name(cause))),
+        fillcolor=colour,
+        line={"color": "#888888" if colour == CAUSE_COLOURS[metrics.UNKNOWN] else colour, "width": 0.5},
+        name=text("explain.idle", cause=escape(name)),
         hoverinfo="skip",
     )
 
