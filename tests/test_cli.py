@@ -161,3 +161,42 @@ def test_a_corrupt_profile_is_refused(tmp_path) -> None:
     assert done.returncode == 2
     assert "mine.json" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_run_explains_why_the_gpu_was_idle_and_what_would_help() -> None:
+    arguments = (
+        "run",
+        "--device",
+        "sim:t4",
+        "--n",
+        "24",
+        "--memory",
+        "pageable",
+        "--payload",
+        "images_float32",
+    )
+    told = heterolab(*arguments, "--explain")
+    assert told.returncode == 0, told.stderr
+    usual, _, rest = told.stdout.partition("\n\n")
+    assert usual == heterolab(*arguments).stdout.rstrip("\n")
+    assert rest.startswith("simulated · NVIDIA T4 (datasheet estimate)\nGPU: idle ")
+    for part in ("the GPU was idle because of", "The longest gaps:", "critical path", "can it be tried?"):
+        assert part in rest
+
+
+def test_the_explanation_as_json_is_the_same_for_the_same_seed_and_adds_up() -> None:
+    arguments = ("run", "--device", "sim:h200", "--n", "12", "--json", "--explain")
+    first, second = (heterolab(*arguments).stdout for _ in "ab")
+    assert first == second
+    report = json.loads(first)
+    why = report["explain"]
+    idle = sum(why["idle_ns_by_cause"]["0"].values())
+    assert idle == round(sum(report["gpu_idle_ms_by_cause"].values()) * 1e6)
+    path = sum(step["ns"] for step in why["critical_path"])
+    assert 0.99 * report["wall_ms"] < path / 1e6 <= report["wall_ms"], (
+        "all but what came before the first span"
+    )
+    assert all(step["work"] or step["waits_because_of"] for step in why["critical_path"])
+    tried = {change["change"]: change["can_be_tried"] for change in why["what_if"]["changes"]}
+    assert (tried["batch"], tried["gpu"]) == (True, False)
+    assert "explain" not in json.loads(heterolab(*arguments[:-1]).stdout)
