@@ -16,8 +16,6 @@ import heterolab as hl
 from heterolab.device import cuda
 from heterolab.device.calibrate import (
     Effort,
-    _base_of,
-    _merge,
     calibrate,
     calibrate_cpu,
     calibrate_cuda,
@@ -27,6 +25,7 @@ from heterolab.device.calibrate import (
 )
 from heterolab.device.calibrate import __main__ as command
 from heterolab.device.calibrate.figures import spread, table
+from heterolab.device.calibrate.keeping import base_of, merged
 from heterolab.device.calibrate.lock import gil_share
 from heterolab.device.calibrate.waiters import compare_waiting
 from heterolab.device.cpu import CpuDevice
@@ -196,22 +195,22 @@ def test_a_gpus_physics_is_kept_and_the_rest_exchanged() -> None:
     }
     provenance = {"date": "2027-01-02", "method": "through the seam"}
     notes = {"arithmetic": {"flops_per_ns": {"int32": 123.0}}}
-    merged = DeviceProfile.from_json(_merge(base, new, 12, notes, provenance))
-    assert (merged.copies, merged.gaps, merged.compute.memory) == (
+    whole = DeviceProfile.from_json(merged(base, new, 12, notes, provenance))
+    assert (whole.copies, whole.gaps, whole.compute.memory) == (
         kept.copies,
         kept.gaps,
         kept.compute.memory,
     )
-    assert merged.compute.flops_per_ns == {**kept.compute.flops_per_ns, "int32": 123.0}
-    assert merged.host.launch_ns == kept.host.launch_ns
-    assert merged.host.cores == 12
-    assert merged.seam is not None
-    assert merged.seam.launch_ns == 99_000
-    assert merged.waiting.event_ns == 12_345
-    assert merged.cpu_cost("preprocess").time.at(5) == 42.0
-    assert merged.cpu_cost("batch") == kept.cpu_cost("batch")
-    assert merged.kernels["encoder.forward"].time.at(1) == 9.0
-    assert merged.provenance.date == "2027-01-02"
+    assert whole.compute.flops_per_ns == {**kept.compute.flops_per_ns, "int32": 123.0}
+    assert whole.host.launch_ns == kept.host.launch_ns
+    assert whole.host.cores == 12
+    assert whole.seam is not None
+    assert whole.seam.launch_ns == 99_000
+    assert whole.waiting.event_ns == 12_345
+    assert whole.cpu_cost("preprocess").time.at(5) == 42.0
+    assert whole.cpu_cost("batch") == kept.cpu_cost("batch")
+    assert whole.kernels["encoder.forward"].time.at(1) == 9.0
+    assert whole.provenance.date == "2027-01-02"
 
 
 def test_the_measurements_run_over_cudas_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +228,7 @@ def test_the_measurements_run_over_cudas_calls(monkeypatch: pytest.MonkeyPatch) 
     assert deviceside.arithmetic(device, SHORT)["flops_per_ns"]["float32"] > 0
     assert {"event", "job", "timer"} == set(hostside.waiting(device, SHORT))
     with pytest.raises(InputError, match=r"h200.*NVIDIA H200.*Fake GPU.*Leave the base out"):
-        _base_of(device, "h200")
+        base_of(device, "h200")
     device.close()
 
 

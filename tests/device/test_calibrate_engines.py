@@ -42,9 +42,8 @@ def rig_of(profile: DeviceProfile, jitter: float = 0.0, exact: bool = True) -> R
         return SimDevice.open(profile, races="off", values=False, jitter=jitter, seed=next(seeds))
 
     own = profile.compute
-    attributes = {
-        name: getattr(own, name) for name in ("sms", "threads_per_sm", "blocks_per_sm", "kernels")
-    }
+    attributes = {name: getattr(own, name) for name in ("sms", "threads_per_sm", "blocks_per_sm", "kernels")}
+    attributes["concurrent_managed_access"] = profile.managed is not None
     noise, repeats = (Noise(3), 4) if jitter else (Noise(1), 1)
     rig = Rig(SeamBench(opened()), opened, attributes, noise, repeats)
     if not exact:
@@ -100,6 +99,7 @@ BACK = {
     )
     | {"legacy_ns": 0.01},
     "compute": {"fixed_ns": 0.01},
+    "managed": {"group_bytes": 0.0, "fault_ns": 0.01, "bytes_per_ns": 0.01},
 }
 
 
@@ -131,6 +131,11 @@ def test_a_simulated_gpus_tables_come_back(h200, found, name: str) -> None:
     assert back is not None
     first, last = (128, 8192) if "products" in name else (4096, 1 << 28)
     assert deviations(truth, back, first, last) < 0.03
+
+
+def test_a_host_that_faults_is_measured(h200, found) -> None:
+    """The H200's own way back is not known: the simulator takes it as the way there."""
+    assert found.managed.host_fault_ns == pytest.approx(h200.managed.fault_ns, rel=0.01)
 
 
 def test_integer_arithmetic_and_the_hosts_calls_for_products_come_back(h200, found) -> None:

@@ -10,11 +10,9 @@ and only what depends on the host and on our own code is measured and put in its
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from heterolab.device.base import Device
@@ -22,14 +20,15 @@ from heterolab.device.calibrate import compute, deviceside, extras, gpu, hostsid
 from heterolab.device.calibrate.bench import CudaBench
 from heterolab.device.calibrate.figures import Effort, Json
 from heterolab.device.calibrate.files import differences, profile_matches, write
+from heterolab.device.calibrate.keeping import base_of, judged, merged
 from heterolab.device.calibrate.noise import Noise
-from heterolab.device.calibrate.parts import Parts, PartsFailed, Tell, quiet
+from heterolab.device.calibrate.parts import Parts, Tell, quiet
 from heterolab.device.calibrate.rig import Rig
 from heterolab.device.calibrate.waiters import compare_waiting
 from heterolab.device.cores import FastCores
 from heterolab.device.cpu import CpuDevice
 from heterolab.device.host import usable_cores
-from heterolab.device.profile import BUILT_IN, FORMAT, VERSION, DeviceProfile
+from heterolab.device.profile import FORMAT, VERSION
 from heterolab.errors import InputError
 
 __all__ = [
@@ -227,7 +226,7 @@ def calibrate_cuda(
     bare = opened("off")  # what is bare is measured with nothing that traces it
     try:
         may(bare.name)
-        kept = _base_of(bare, base) if base else None
+        kept = base_of(bare, base) if base else None
         cores, found, notes = usable_cores(), Json(), Json()
         if kept is None:
             found, notes = _engines(bare, opened, noise, parts, cores)
@@ -264,39 +263,16 @@ def calibrate_cuda(
         notes |= {"host_calls": host["calls"], "cores": host["inside"].get("cores")}
     notes["noise"] = noise.note()
     if kept is not None:
-        profile = _merge(kept, measured, cores, notes, provenance)
+        profile = merged(kept, measured, cores, notes, provenance)
     else:
         measured["kernels"] = found.pop("kernels", {}) | measured["kernels"]
         profile |= found | measured | {"notes": notes}
-    return _judged(profile, parts, noise, keep_going, accept_noise)
+    return judged(profile, parts, noise, keep_going, accept_noise)
 
 
 def _how(base: str | None, source: str) -> str:
     traced = "exact spans (CUPTI)" if source == "cupti" else "spans from CUDA events"
     return f"{'the host' if base else 'all'} measured, {traced}"
-
-
-def _judged(profile: Json, parts: Parts, noise: Noise, keep_going: bool, accept_noise: bool) -> Json:
-    """`profile`, unless parts of it failed or are noise, and neither was allowed."""
-    if not keep_going:
-        parts.refuse(profile)
-    needed = ("host", "waiting", "workers", "copies", "pageable", "mapped", "gaps", "compute")
-    if missing := [name for name in needed if name not in profile]:
-        error = PartsFailed(
-            f"without {', '.join(missing)} it is no profile; what failed: {'; '.join(parts.failed)}. Give "
-            "--base with a profile of the same GPU, from which these can be taken."
-        )
-        error.measured = profile
-        raise error
-    if not accept_noise:
-        noise.refuse()
-    elif noise.found:
-        worst = max(noise.found, key=noise.found.__getitem__)
-        profile["provenance"]["method"] += (
-            f"; noisy, and accepted: {len(noise.found)} figures whose passes differ, at most by "
-            f"{noise.found[worst]:.0%} ({worst})"
-        )
-    return profile
 
 
 def _engines(
@@ -310,8 +286,7 @@ def _engines(
         with FastCores() as fast:
             measured = gpu.measure(rig, parts, _types(attributes), fast)
             for name, fn in gpu.ONLY_CUDA.items():
-                if name != "managed memory" or attributes["concurrent_managed_access"]:
-                    notes[name] = parts.run(name, partial(fn, bare))
+                notes[name] = parts.run(name, partial(fn, bare))
             notes |= parts.run(HOST_MEMORY, _host_notes) or {}
         found = gpu.sections(rig, measured, cores, parts.failed)
         notes["grids"] = measured["grids on the processors"]
@@ -337,48 +312,6 @@ def _notes_beside(device: Device, effort: Effort) -> Json:
         "gaps": deviceside.gaps(device, effort),
         "arithmetic": deviceside.arithmetic(device, effort),
     }
-
-
-def _merge(kept: Json, measured: Json, cores: int, notes: Json, provenance: Json) -> Json:
-    """`kept` with the measured sections in place of its own; stages and kernels one by one."""
-    merged = dict(kept)
-    for name in ("cpu_costs", "kernels"):
-        merged[name] = kept.get(name, {}) | measured[name]
-    for name in ("waiting", "workers", "seam"):
-        if name in measured:  # its part may have failed
-            merged[name] = measured[name]
-    merged["host"] = kept["host"] | {"cores": cores}
-    if "arithmetic" in notes:
-        rate = notes["arithmetic"]["flops_per_ns"]["int32"]
-        source = kept["compute"]["source"].partition("; int32:")[0] + "; int32: measured, rounds"
-        merged["compute"] = kept["compute"] | {
-            "flops_per_ns": kept["compute"]["flops_per_ns"] | {"int32": rate},
-            "source": source,
-        }
-    former = kept["provenance"]
-    method = f"{former.get('method', '')}; then {provenance['method']}, {provenance['date']}"
-    merged["provenance"] = former | {"date": provenance["date"], "method": method.removeprefix("; then ")}
-    merged["notes"] = kept.get("notes", {}) | notes
-    return merged
-
-
-def _base_of(device: Device, base: str) -> Json:
-    """The profile to start from, as JSON data.
-
-    Raises
-    ------
-    InputError
-        It is of another GPU.
-    """
-    profile = DeviceProfile.load(base)
-    if profile.name != device.name:
-        raise InputError(
-            f"base={base!r} is a profile of {profile.name}, and this is {device.name}: its physics would be "
-            "wrong here. Leave the base out: then everything is measured."
-        )
-    path = BUILT_IN / f"{base}.json" if base.isidentifier() else Path(base)
-    kept: Json = json.loads(path.read_text(encoding="utf-8"))
-    return kept
 
 
 def _host_sections(device: Device, model: Any, effort: Effort, tell: Callable[[str], None]) -> Json:

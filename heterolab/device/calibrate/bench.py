@@ -49,6 +49,8 @@ class Lane(Protocol):
 
     def synchronize(self) -> None: ...
 
+    def prefetch(self, buffer: Buffer, to: str) -> Any: ...
+
 
 class Bench(ABC):
     """Streams to measure with, and the host's times of the calls made on them."""
@@ -245,3 +247,8 @@ class CudaLane:
         start = now()
         native.synchronize()
         self.bench.log.append(Call("synchronize", start, now()))
+
+    def prefetch(self, buffer: Buffer, to: str) -> None:
+        device = self.bench.device
+        where = device.native.id if to == "device" else -1  # CUDA's number of the host
+        device.runtime.memPrefetchAsync(buffer.address, buffer.nbytes, where, self.native.ptr)

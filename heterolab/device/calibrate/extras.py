@@ -1,11 +1,10 @@
 """Costs that the profile's file keeps under ``notes``: no section charges them (yet).
 
-Memory that is allocated, launches in a CUDA graph, managed memory, and the host's own memory.
+Memory that is allocated, launches in a CUDA graph, and the host's own memory.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable
@@ -20,8 +19,6 @@ from heterolab.device.base import CudaSource
 from heterolab.device.calibrate.figures import Json, median, spread
 from heterolab.pipeline.kernels import empty
 
-#: Managed memory that is touched; more would take from others who use the GPU.
-MANAGED_BYTES = 64 << 20
 GRAPH_LAUNCHES = 100
 #: `cudaDeviceAttr`: what a device says of itself.
 SMS, THREADS_PER_SM, BLOCKS_PER_SM, L2_BYTES = 16, 39, 106, 38
@@ -100,56 +97,6 @@ def graph(device: Any) -> Json:
         calls.append(float(called - start))
         walls.append(float(time.perf_counter_ns() - start))
     return {"launches": GRAPH_LAUNCHES, "call": spread(calls[3:]), "until done": spread(walls[3:])}
-
-
-TOUCH = r"""
-extern "C" __global__
-void touch(float* x, long long n)
-{
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n;
-         i += (long long)gridDim.x * blockDim.x)
-        x[i] += 1.0f;
-}
-"""
-
-
-def managed(device: Any) -> Json:
-    """ns of a kernel over managed memory that the host has touched: by page faults, after a
-    prefetch, and where it is on the device already; and of that prefetch."""
-    cupy, runtime = device.cupy, device.runtime
-    stream = cupy.cuda.Stream(non_blocking=True)
-    function = cupy.RawKernel(TOUCH, "touch")
-    pointer = runtime.mallocManaged(MANAGED_BYTES)
-    try:
-        host = np.ctypeslib.as_array((ctypes.c_uint8 * MANAGED_BYTES).from_address(pointer))
-        memory = cupy.cuda.UnownedMemory(pointer, MANAGED_BYTES, None, device.native.id)
-        array = cupy.ndarray(MANAGED_BYTES // 4, "float32", cupy.cuda.MemoryPointer(memory, 0))
-        found: dict[str, list[float]] = {"faults": [], "prefetch": [], "prefetched": [], "resident": []}
-
-        def run() -> None:
-            function((1024,), (256,), (array, np.int64(array.size)), stream=stream)
-            stream.synchronize()
-
-        def prefetch() -> None:
-            runtime.memPrefetchAsync(pointer, MANAGED_BYTES, device.native.id, stream.ptr)
-            stream.synchronize()
-
-        for turn in range(4):
-            host[:] = turn
-            faults = _timed(run, 1)
-            resident = _timed(run, 1)
-            host[:] = turn
-            prefetching = _timed(prefetch, 1)
-            prefetched = _timed(run, 1)
-            if turn:  # the first also compiles
-                found["faults"] += faults
-                found["resident"] += resident
-                found["prefetch"] += prefetching
-                found["prefetched"] += prefetched
-        return {"bytes": MANAGED_BYTES} | {name: spread(values) for name, values in found.items()}
-    finally:
-        runtime.deviceSynchronize()
-        runtime.free(pointer)
 
 
 def host_memory(nbytes: int = 1 << 26) -> Json:

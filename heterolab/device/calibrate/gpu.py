@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from heterolab.device.calibrate import calls, compute, engines, extras
+from heterolab.device.calibrate import calls, compute, engines, extras, hostmemory, managed
 from heterolab.device.calibrate.figures import Json
 from heterolab.device.calibrate.parts import Parts
 from heterolab.device.calibrate.rig import Rig
@@ -25,9 +25,10 @@ BARE: dict[str, Callable[[Rig], Any]] = {
     "pauses between ops": engines.pauses,
     "both directions at once": engines.both_directions,
     "copy channels": engines.channels,
-    "pageable copies": engines.pageable,
-    "reads over the link beside copies": engines.mapped_share,
+    "pageable copies": hostmemory.pageable,
+    "reads over the link beside copies": hostmemory.mapped_share,
     "grids on the processors": compute.waves,
+    "managed memory": managed.managed,
 }
 #: What is measured by spans where they are exact.
 TIMED: dict[str, Callable[[Rig], Any]] = {
@@ -35,8 +36,8 @@ TIMED: dict[str, Callable[[Rig], Any]] = {
     "return of a synchronize": calls.returns,
     "copy before a kernel": engines.copy_share,
     "copies": engines.copies,
-    "pieces of pageable copies": engines.staged_share,
-    "reads over the link": engines.mapped,
+    "pieces of pageable copies": hostmemory.staged_share,
+    "reads over the link": hostmemory.mapped,
     "vector add": compute.vector_adds,
     "integer arithmetic": compute.integers,
 }
@@ -45,7 +46,6 @@ PRODUCT_CALLS, PRODUCTS = "matrix products, the host's calls", "matrix products"
 ONLY_CUDA: dict[str, Callable[[Any], Json]] = {
     "allocation": extras.allocation,
     "CUDA graph": extras.graph,
-    "managed memory": extras.managed,
 }
 
 PLAN = [*BARE, PRODUCT_CALLS, *TIMED, PRODUCTS]
@@ -80,8 +80,9 @@ def measure(rig: Rig, parts: Parts, types: Sequence[str], cores: FastCores | Non
 
 
 def sections(rig: Rig, measured: Json, cores: float, failed: dict[str, str]) -> Json:
-    """The profile's sections ``host``, ``copies``, ``pageable``, ``mapped``, ``gaps``, ``compute`` and
-    ``kernels``; one whose parts failed is absent. What cannot be made of its parts is put in `failed`."""
+    """The profile's sections ``host``, ``copies``, ``pageable``, ``mapped``, ``managed``, ``gaps``,
+    ``compute`` and ``kernels``; one whose parts failed is absent. What cannot be made of its parts is
+    put in `failed`."""
     out: Json = {"kernels": {}}
 
     def build(section: str, needs: Sequence[str], make: Callable[..., Any]) -> None:
@@ -116,11 +117,12 @@ def sections(rig: Rig, measured: Json, cores: float, failed: dict[str, str]) -> 
         partial(copies_section, exact),
     )
     build("mapped", ("reads over the link",), lambda table: table)
+    build("managed", ("managed memory",), lambda section: section)
     if "host" in out:
         build(
             "pageable",
             ("pageable copies",),
-            lambda rows: engines.pageable_section(
+            lambda rows: hostmemory.pageable_section(
                 rows, measured["pieces of pageable copies"], out["host"], noise
             ),
         )
