@@ -234,8 +234,37 @@ def test_the_measurements_run_over_cudas_calls(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.gpu
 def test_a_gpu_is_measured() -> None:
-    profile = DeviceProfile.from_json(calibrate_cuda(effort=SHORT))
+    """From nothing. Whether it is quiet is not asked here; what it says must be a GPU's."""
+    measured = calibrate_cuda(effort=SHORT, accept_noise=True)
+    profile, host = DeviceProfile.from_json(measured), measured["host"]
+    assert not measured["notes"]["failed"]
     forward = profile.kernels["encoder.forward"]
     assert forward.host is not None
     assert forward.host.at(128) > 100 * 1_000, "hundreds of launches hold the host"
     assert 1_000 < profile.waiting.event_ns < 5_000_000
+    assert 1_000 < host["launch_ns"] < 100_000
+    assert host["record_ns"] < host["launch_ns"] < host["launch_ns"] + host["cold_launch_ns"]
+    large = profile.copies.h2d.at(1 << 28)
+    assert 1 << 28 < 200 * large, "no link is faster than 200 GB/s"
+    assert profile.copies.h2d.at(1 << 27) == pytest.approx(large / 2, rel=0.1)
+    assert profile.pageable is not None
+    assert profile.pageable.d2h.at(1 << 26) > profile.copies.d2h.at(1 << 26)
+    assert 0.3 < profile.copies.both_speed <= 1
+    assert profile.kernels["vector_add"].time.at(1 << 26) > 5 * profile.kernels["vector_add"].time.at(1 << 20)
+    assert profile.flops_per_ns("float16") > profile.flops_per_ns("float32")
+    assert measured["notes"]["grids"]["disagree"] == []
+
+
+@pytest.mark.gpu
+def test_a_gpus_physics_is_the_same_without_exact_spans() -> None:
+    """What chains say of large ops is what exact spans say; small ones include the pause between two."""
+    exact, chains = (
+        DeviceProfile.from_json(calibrate_cuda(effort=SHORT, accept_noise=True, spans=spans))
+        for spans in ("auto", "events")
+    )
+    for nbytes in (1 << 22, 1 << 26):
+        assert chains.copies.h2d.at(nbytes) == pytest.approx(exact.copies.h2d.at(nbytes), rel=0.1)
+        assert chains.copies.d2h.at(nbytes) == pytest.approx(exact.copies.d2h.at(nbytes), rel=0.1)
+    for m in (2048, 4096):
+        products = [p.kernels["gemm.float32"].time.at(m) for p in (chains, exact)]
+        assert products[0] == pytest.approx(products[1], rel=0.15)

@@ -90,7 +90,9 @@ def calibrate(
     if device == "cpu":
         return calibrate_cpu(tell=tell, may=may)
     if device == "cuda":
-        return calibrate_cuda(base, tell=tell, keep_going=keep_going, accept_noise=accept_noise, spans=spans)
+        return calibrate_cuda(
+            base, tell=tell, keep_going=keep_going, accept_noise=accept_noise, spans=spans, may=may
+        )
     raise InputError(f'device={device!r} cannot be measured. Use "cpu" or "cuda".')
 
 
