@@ -12,12 +12,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from heterolab.device.agenda import BEGIN, END, Agenda
 from heterolab.device.failures import Failure
 from heterolab.device.occupancy import Sms
 from heterolab.device.op import Op
 from heterolab.device.physics import Physics
+from heterolab.device.processor import Processor
 from heterolab.device.profile import Copies
-from heterolab.device.simhost import BEGIN, END, Agenda, Processor
 from heterolab.trace.trace import D2H, H2D, KERNEL, NONE
 
 #: A composite that the host launches more slowly than the GPU works is drawn as so many pulses.

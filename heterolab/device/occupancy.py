@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from heterolab.device.agenda import END, Agenda
 from heterolab.device.op import Op
 from heterolab.device.profile import Compute
-from heterolab.device.simhost import END, Agenda
 from heterolab.trace.trace import NONE
 
 #: Waves that are simulated one by one; a longer grid runs in so many coarser ones.

@@ -18,8 +18,9 @@ from heterolab.device.base import Buffer, Event, Kernel, Memory, Work
 from heterolab.device.physics import Physics
 from heterolab.device.profile import DeviceProfile
 from heterolab.device.programs import Program
-from heterolab.device.sim import SimDevice, SimStream
+from heterolab.device.sim import SimDevice
 from heterolab.device.simhost import SimHost
+from heterolab.device.simstream import SimStream
 from heterolab.trace.trace import D2H, H2D, KERNEL, NONE
 
 #: The host's times of a run: (entry, exit) of each op's call, in µs.

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 import heterolab as hl
 from heterolab.device.base import Buffer, Kernel, Memory, Work
 from heterolab.device.order import RaceWarning
+from heterolab.device.processor import shared_speeds
 from heterolab.device.profile import CpuCost, DeviceProfile, Table
 from heterolab.device.sim import SimDevice
-from heterolab.device.simhost import SimHost, shared_speeds
+from heterolab.device.simhost import SimHost
 from heterolab.errors import InputError, OutOfDeviceMemory, ProfileError, RaceError, StalledError
 from heterolab.trace.trace import D2H, H2D, KERNEL, Span, Trace
 
