@@ -46,7 +46,7 @@ def encoder() -> Any:
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Any]:
     """This machine's CPU, measured in a few seconds."""
-    return calibrate_cpu(SHORT)
+    return calibrate_cpu(SHORT, accept_noise=True)
 
 
 def settings() -> list[dict[str, Any]]:
@@ -119,13 +119,15 @@ def test_it_predicts_this_machine_roughly(measured, encoder) -> None:
     test below is the strict one."""
     errors = errors_of(DeviceProfile.from_json(measured), encoder, repeats=2)
     if np.median(np.abs(errors)) > 0.5:
-        errors = errors_of(DeviceProfile.from_json(calibrate_cpu(SHORT)), encoder, repeats=3)
+        errors = errors_of(
+            DeviceProfile.from_json(calibrate_cpu(SHORT, accept_noise=True)), encoder, repeats=3
+        )
     assert np.median(np.abs(errors)) < 0.5, errors
 
 
 @pytest.mark.slow
 def test_it_predicts_a_quiet_machine_within_a_tenth(encoder) -> None:
-    profile = DeviceProfile.from_json(calibrate_cpu())
+    profile = DeviceProfile.from_json(calibrate_cpu(accept_noise=True))
     errors = errors_of(profile, encoder, repeats=5)
     assert np.median(np.abs(errors)) < 0.10, errors
 
@@ -245,7 +247,7 @@ def test_a_gpu_is_measured() -> None:
     assert 1_000 < host["launch_ns"] < 100_000
     assert host["record_ns"] < host["launch_ns"] < host["launch_ns"] + host["cold_launch_ns"]
     large = profile.copies.h2d.at(1 << 28)
-    assert 1 << 28 < 200 * large, "no link is faster than 200 GB/s"
+    assert 1000 * large > 1 << 28, "no link is faster than 1 TB/s"
     assert profile.copies.h2d.at(1 << 27) == pytest.approx(large / 2, rel=0.1)
     assert profile.pageable is not None
     assert profile.pageable.d2h.at(1 << 26) > profile.copies.d2h.at(1 << 26)

@@ -111,6 +111,42 @@ def test_a_table_rises_and_one_that_does_not_is_implausible() -> None:
         judge.refuse()
 
 
+def runs_with(*preprocess: list[float]) -> dict[str, Any]:
+    """Stage costs of real runs whose passes gave these."""
+    return {
+        "preprocess": {
+            "sizes": [1, 16][: len(preprocess)],
+            "ns": [float(np.median(passes)) for passes in preprocess],
+            "passes": list(preprocess),
+        },
+        "log_to_disk": {"sizes": [1], "ns": [9e5]},
+    }
+
+
+def test_a_hosts_speed_may_wander_by_half_in_real_runs_and_no_more() -> None:
+    judge = Noise()
+    assert judge.runs(runs_with([1e5, 1.2e5, 1.5e5])) == {}
+    assert judge.runs(runs_with([1e5, 1.2e5, 1.5e5], [1e6, 1.1e6, 2.9e6])) == {
+        "preprocess of 16": pytest.approx(1.9 / 1.1)
+    }
+
+
+@pytest.mark.parametrize(("second", "kept", "refused"), [(1.2e6, 1.1e6, False), (3.5e6, 1.1e6, True)])
+def test_noisy_real_runs_are_made_again_and_then_refused(
+    monkeypatch: pytest.MonkeyPatch, second: float, kept: float, refused: bool
+) -> None:
+    tries = [runs_with([1e6, 1.1e6, last]) for last in (2.9e6, second)]
+    left = list(tries)
+    monkeypatch.setattr(calibration, "_host_sections", lambda *given: {"cpu_costs": left.pop(0)})
+    judge = Noise()
+    found = calibration._steady_host(None, None, SHORT, lambda name: None, judge)
+    assert not left
+    assert found["cpu_costs"] is tries[0 if refused else 1]
+    assert bool(judge.found) is refused
+    assert set(judge.found) <= {"real runs, preprocess of 1"}
+    assert found["cpu_costs"]["preprocess"]["ns"] == [kept]
+
+
 def test_noise_that_is_accepted_stands_in_the_provenance() -> None:
     judge, parts = Noise(), Parts(quiet, [])
     judge.found = {"pauses, kernels": 0.4, "copies h2d, 1024": 0.2}

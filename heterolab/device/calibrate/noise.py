@@ -21,8 +21,12 @@ K = TypeVar("K", bound=Hashable)
 #: How far the medians of the passes may lie apart, as a share of their median: on the device
 #: (its clock is steady) and on the host (its clock wanders, and others use its cores).
 ON_DEVICE, ON_HOST = 0.15, 0.35
+#: The same of real runs of the pipeline, each of which is one pass: a host's speed wanders by half
+#: within a minute, and the median of the passes bears that.
+IN_RUNS = 1.0
 #: Differences below this are no noise, whatever they are measured against: what clocks resolve.
 FLOOR_NS = 600.0
+IN_RUNS_FLOOR_NS = 50_000.0
 #: A larger copy may seem faster than a smaller one by this much before the table is refused.
 FASTER = 0.05
 
@@ -99,6 +103,21 @@ class Noise:
             for key, row in made.items()
             if apart[key] > max(floor, limit * abs(row["median"]))
         }
+
+    def runs(self, costs: Mapping[str, Json]) -> dict[str, float]:
+        """By how much passes of real runs differ where that is beyond :data:`IN_RUNS`, by stage and size.
+
+        Parameters
+        ----------
+        costs
+            A profile's ``cpu_costs``; a stage that was watched in runs has the ``passes`` of each size.
+        """
+        rows = {
+            f"{name} of {size:g}": {"median": ns, "passes": passes}
+            for name, entry in costs.items()
+            for size, ns, passes in zip(entry["sizes"], entry["ns"], entry.get("passes", ()), strict=False)
+        }
+        return self._beyond(rows, IN_RUNS, IN_RUNS_FLOOR_NS)
 
     def rising(self, name: str, sizes: Sequence[float], ns: Sequence[float]) -> list[float]:
         """`ns` made non-decreasing; noted as implausible where that changes a time by more than
