@@ -24,6 +24,7 @@ import numpy as np
 
 import heterolab as hl
 from heterolab.device.base import Device
+from heterolab.device.cores import FastCores
 from heterolab.errors import HeteroLabError
 from heterolab.pipeline.pipeline import Pipeline
 from heterolab.trace import metrics
@@ -102,13 +103,16 @@ def summary(values: list[float]) -> dict[str, float]:
 
 def rounds(variants: dict[str, Callable[[], dict[str, Any]]], count: int) -> dict[str, list[dict[str, Any]]]:
     """`count` rounds, each variant once a round and in turn from the front and from the back;
-    one more round before them warms up."""
+    one more round before them warms up. Each measurement keeps to the cores that are fast then
+    (see heterolab/device/cores.py)."""
     found: dict[str, list[dict[str, Any]]] = {label: [] for label in variants}
-    for turn in range(count + 1):
-        for label in list(variants) if turn % 2 else list(reversed(variants)):
-            one = variants[label]()
-            if turn:
-                found[label].append(one)
+    with FastCores() as cores:
+        for turn in range(count + 1):
+            for label in list(variants) if turn % 2 else list(reversed(variants)):
+                cores.choose()
+                one = variants[label]()
+                if turn:
+                    found[label].append(one)
     return found
 
 
