@@ -56,7 +56,7 @@ class Gpu:
         self.failed: dict[int, list[Failure]] = {}  # by stream: what nobody was told of yet
         self.link = Link(agenda, copies)
         engine = CopyEngine if physics.one_engine else CopiesAtOnce
-        self.copying = {kind: engine(self, physics) for kind in (H2D, D2H)}
+        self.copying = {kind: engine(self, physics, kind) for kind in (H2D, D2H)}
         self.sms = Sms(agenda, compute, self.shared, self.end)
         self._arrive = {H2D: self.copying[H2D].arrive, D2H: self.copying[D2H].arrive, KERNEL: self.sms.arrive}
 
@@ -75,7 +75,7 @@ class Gpu:
             gil = self._gil if op.kind == KERNEL else 0.0
             self._cpu.start(self.agenda.now, ns, gil, gil, finish)
         else:
-            self.link.start(Transfer(H2D, ns, 0, self.link.costs.mapped_share, finish))
+            self.link.start(Transfer(H2D, self.link.costs.mapped_share, finish), ns)
 
     def end(self, op: Op) -> None:
         """`op` has ended now: its effect, its span, and the ops that waited for it."""
@@ -88,15 +88,21 @@ class Gpu:
         for queued, start, end in _pulses(op) if op.launches > 1 else ((op.queued_ns, op.start_ns, now),):
             row = (number, kind, name, lane, stream, device, queued, start, end, nbytes, batch, after)
             self._rows.append(row)
-        waiting = op.dependents
-        if waiting is not None:
-            for other, gap_ns in waiting:
-                if now + gap_ns > other.ready_ns:
-                    other.ready_ns, other.after = now + gap_ns, number
-                other.unmet -= 1
-                if not other.unmet:
-                    self.agenda.at(other.ready_ns, BEGIN, self._arrive[other.kind], other)
-            op.dependents = None
+        if op.then is not None:
+            self._let_go(op.then, now + op.then_gap_ns, number)
+            op.then = None
+        if op.others is not None:
+            for other, gap_ns in op.others:
+                self._let_go(other, now + gap_ns, number)
+            op.others = None
+
+    def _let_go(self, op: Op, at_ns: int, number: int) -> None:
+        """What `op` waited for has ended, and lets it start from `at_ns` on."""
+        if at_ns > op.ready_ns:
+            op.ready_ns, op.after = at_ns, number
+        op.unmet -= 1
+        if not op.unmet:
+            self.agenda.at(op.ready_ns, BEGIN, self._arrive[op.kind], op)
 
 
 def _pulses(op: Op) -> list[tuple[int, int, int]]:
@@ -117,20 +123,17 @@ def _pulses(op: Op) -> list[tuple[int, int, int]]:
 
 
 class Transfer:
-    """Bytes on the link: what is left of it, in ns at full speed, and how fast it goes.
+    """Bytes on the link: what is left of them, in ns at full speed, and how fast they go.
 
     `weight`: its part of the link beside others in its direction; `nbytes`: on which depends
-    how much the other direction slows it (0: a kernel's reads).
+    how much the other direction slows it (0: a kernel's reads); `turn`: how often it was started,
+    for a copy engine is one transfer, again and again.
     """
 
-    __slots__ = ("direction", "end_ns", "finish", "left_ns", "nbytes", "speed", "weight")
-
-    def __init__(
-        self, direction: str, left_ns: float, nbytes: int, weight: float, finish: Callable[[], None]
-    ) -> None:
-        self.direction, self.left_ns, self.nbytes = direction, left_ns, nbytes
-        self.weight, self.finish = weight, finish
-        self.speed, self.end_ns = 0.0, -1
+    def __init__(self, direction: str, weight: float, finish: Callable[[], None]) -> None:
+        self.direction, self.weight, self.finish = direction, weight, finish
+        self.left_ns = self.speed = 0.0
+        self.end_ns = self.nbytes = self.turn = 0
 
 
 class Link:
@@ -143,16 +146,20 @@ class Link:
         self._ends = self._end  # a method that is looked up once
         self._settled_ns = 0
 
-    def start(self, transfer: Transfer) -> None:
+    def start(self, transfer: Transfer, ns: float, nbytes: int = 0) -> None:
+        """`transfer` begins, which takes `ns` alone."""
+        transfer.left_ns, transfer.nbytes = ns, nbytes
+        transfer.turn += 1
         if self.transfers:
+            transfer.speed = 0.0
             self._settle()
             self.transfers.append(transfer)
             self._share()
         else:  # as a rule: it has the link to itself
             self._settled_ns = now = self.agenda.now
             self.transfers.append(transfer)
-            transfer.speed, transfer.end_ns = 1.0, now + round(transfer.left_ns)
-            self.agenda.at(transfer.end_ns, END, self._ends, transfer)
+            transfer.speed, transfer.end_ns = 1.0, now + round(ns)
+            self.agenda.at(transfer.end_ns, END, self._ends, transfer, transfer.turn)
 
     def _settle(self) -> None:
         """Take off what each transfer has done since the last change."""
@@ -170,7 +177,7 @@ class Link:
             if speed != transfer.speed:
                 transfer.speed = speed
                 transfer.end_ns = now + max(0, round(transfer.left_ns / speed))
-                self.agenda.at(transfer.end_ns, END, self._end, transfer)
+                self.agenda.at(transfer.end_ns, END, self._ends, transfer, transfer.turn)
 
     def _speed(self, mine: Transfer) -> float:
         speed = 1.0
@@ -186,8 +193,8 @@ class Link:
                 speed *= self.costs.both_at(mine.nbytes)
         return speed
 
-    def _end(self, transfer: Transfer) -> None:
-        if transfer.end_ns != self.agenda.now or transfer not in self.transfers:
+    def _end(self, transfer: Transfer, turn: int) -> None:
+        if turn != transfer.turn or transfer.end_ns != self.agenda.now or transfer not in self.transfers:
             return  # its speed has changed since: it has another end
         if len(self.transfers) == 1:
             self.transfers.clear()
@@ -198,16 +205,18 @@ class Link:
         transfer.finish()
 
 
-class CopyEngine:
+class CopyEngine(Transfer):
     """Copies of one direction, one at a time, fed by a few channels.
 
     A channel is first in, first out, in the order in which the host issued: a copy that is not
     ready holds up those behind it. The engine stays with a channel while it can.
     """
 
-    def __init__(self, gpu: Gpu, physics: Physics) -> None:
-        self.gpu, self.agenda, self.link = gpu, gpu.agenda, gpu.link
+    def __init__(self, gpu: Gpu, physics: Physics, direction: str) -> None:
         profile = physics.profile
+        beside_a_kernel = max(1 - profile.copies.mapped_share, 0.01)
+        super().__init__(direction, beside_a_kernel, self._moved)
+        self.gpu, self.agenda, self.link = gpu, gpu.agenda, gpu.link
         # Without channels to share, each stream has one of its own, and the engine stays with none.
         channels = profile.copies.channels if physics.channels else profile.limits.streams + 1
         self.channels: list[deque[Op]] = [deque() for _ in range(channels)]
@@ -215,8 +224,6 @@ class CopyEngine:
         self.current: deque[Op] = deque()
         self.running: Op | None = None
         self.last = NONE  # the op that ended last
-        self._weight = max(1 - profile.copies.mapped_share, 0.01)  # beside a kernel on the link
-        self._finish = self._moved  # a method that is looked up once
         self._on_host = profile.compute.on_host_gil is not None
 
     def arrive(self, op: Op) -> None:
@@ -246,7 +253,7 @@ class CopyEngine:
         if self._on_host:
             self.gpu.shared(op, op.work_ns, self._moved)
         else:
-            self.link.start(Transfer(op.kind, op.work_ns, op.nbytes, self._weight, self._finish))
+            self.link.start(self, op.work_ns, op.nbytes)
 
     def _moved(self) -> None:
         """The bytes are there; a copy that the host feeds piece by piece may take longer."""
@@ -264,8 +271,8 @@ class CopyEngine:
 class CopiesAtOnce(CopyEngine):
     """What there is without `one_engine_a_direction`: each copy starts when it is ready."""
 
-    def __init__(self, gpu: Gpu, physics: Physics) -> None:
-        super().__init__(gpu, physics)
+    def __init__(self, gpu: Gpu, physics: Physics, direction: str) -> None:
+        super().__init__(gpu, physics, direction)
         self.channels = [deque(maxlen=0)]  # nothing queues
 
     def arrive(self, op: Op) -> None:
@@ -276,7 +283,7 @@ class CopiesAtOnce(CopyEngine):
         if self._on_host:
             self.gpu.shared(op, op.work_ns, finish)
         else:
-            self.link.start(Transfer(op.kind, op.work_ns, op.nbytes, self._weight, finish))
+            self.link.start(Transfer(op.kind, self.weight, finish), op.work_ns, op.nbytes)
 
     def _arrived(self, op: Op) -> None:
         if self.agenda.now < op.not_before_ns:

@@ -22,7 +22,6 @@ class Op:
         "after",
         "batch",
         "blocks",
-        "dependents",
         "done",
         "effect",
         "end_ns",
@@ -36,12 +35,15 @@ class Op:
         "not_before_ns",
         "number",
         "on_link",
+        "others",
         "per_block",
         "queued_ns",
         "ready",
         "ready_ns",
         "start_ns",
         "stream",
+        "then",
+        "then_gap_ns",
         "threads",
         "unmet",
         "work_ns",
@@ -56,8 +58,10 @@ class Op:
         self.blocks, self.threads = 0, 256
         self.launches = 1  # kernels behind it, whose work in all is `launched_ns`
         self.not_before_ns = 0  # it cannot end before: the host is still feeding it
-        self.unmet = 0  # how many of those it waits for have not ended
-        self.dependents: list[tuple[Op, int]] | None = None  # who waits for it, and the gap behind it
+        self.unmet = self.then_gap_ns = 0  # how many of those it waits for have not ended
+        # Who waits for it, and the gap behind it: as a rule the next op of its stream, rarely others.
+        self.then: Op | None = None
+        self.others: list[tuple[Op, int]] | None = None
         # `per_block`: work_ns is that of a block; `on_link`: held up by its reads of host memory
         self.ready = self.done = self.per_block = self.on_link = False
         self.effect: Callable[[], None] | None = None
@@ -68,19 +72,17 @@ class Op:
     def needs(self, other: Op, gap_ns: int) -> None:
         """Start only `gap_ns` after `other` has ended."""
         if other.done:
-            self.met(other, gap_ns)
+            at = other.end_ns + gap_ns
+            if at > self.ready_ns:
+                self.ready_ns, self.after = at, other.number
+            return
+        self.unmet += 1
+        if other.then is None:
+            other.then, other.then_gap_ns = self, gap_ns
+        elif other.others is None:
+            other.others = [(self, gap_ns)]
         else:
-            self.unmet += 1
-            if other.dependents is None:
-                other.dependents = [(self, gap_ns)]
-            else:
-                other.dependents.append((self, gap_ns))
-
-    def met(self, other: Op, gap_ns: int) -> None:
-        """`other` has ended: that may be what this op had to wait for."""
-        at = other.end_ns + gap_ns
-        if at > self.ready_ns:
-            self.ready_ns, self.after = at, other.number
+            other.others.append((self, gap_ns))
 
 
 @lru_cache
