@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from heterolab.device.base import Device
@@ -58,7 +58,7 @@ def calibrate(
     *,
     keep_going: bool = False,
     accept_noise: bool = False,
-    spans: str = "auto",
+    spans: Any = "auto",
     may: Callable[[str], None] = _anything,
 ) -> Json:
     """Measure the machine behind ``"cpu"`` or ``"cuda"``; gives a profile as JSON data.
@@ -233,31 +233,34 @@ def calibrate_cuda(
     *,
     keep_going: bool = False,
     accept_noise: bool = False,
-    spans: str = "auto",
+    spans: Any = "auto",
     may: Callable[[str], None] = _anything,
 ) -> Json:
     """A whole profile of this machine's GPU and host; see :func:`calibrate`."""
     from heterolab.device.cuda import CudaDevice
+    from heterolab.device.cuda_spans import source
 
+    timed_by = source(spans)
     effort, noise = effort or Effort.full(), Noise()
     measured_here = [] if base else [*gpu.PLAN, *gpu.ONLY_CUDA, HOST_MEMORY]
     parts = Parts(tell, ["opening the device", *measured_here, *HOST_PLAN, KERNELS, WAITING])
 
-    def opened(how: Any = spans) -> CudaDevice:
-        return CudaDevice.open(spans=how)
+    @cache
+    def traced() -> CudaDevice:
+        return CudaDevice.open(spans=timed_by)
 
     parts.begin("opening the device")
-    bare = opened("off")  # what is bare is measured with nothing that traces it
+    bare = CudaDevice.open(spans="off")  # what is bare is measured with nothing that traces it
     try:
         may(bare.name)
         kept = base_of(bare, base) if base else None
         cores, found, notes = usable_cores(), Json(), Json()
         if kept is None:
-            found, notes = _engines(bare, opened, noise, parts, cores)
+            found, notes = _engines(bare, traced, noise, parts, cores)
         limits = {name: getattr(bare.limits, name) for name in ("memory_bytes", "pinned_bytes", "streams")}
     finally:
         bare.close()
-    model, device = _model(), opened()
+    model, device = _model(), traced()
     try:
         provenance = _provenance(device, _how(base, device.source))
         profile: Json = {
@@ -273,19 +276,23 @@ def calibrate_cuda(
             notes |= parts.run("copies, gaps, arithmetic", lambda: _notes_beside(device, effort)) or {}
     finally:
         device.close()
-    late = parts.run(WAITING, lambda: compare_waiting(lambda h: CudaDevice.open(host=h), effort))
-    parts.finish()
-    notes |= {"waiting_for_events": late, "seconds": parts.seconds, "failed": parts.failed}
+    late = parts.run(
+        WAITING, lambda: compare_waiting(lambda h: CudaDevice.open(host=h, spans=timed_by), effort)
+    )
     measured: Json = {"kernels": kernels, "cpu_costs": {}}
     if host is not None:
-        measured |= {name: host[name] for name in ("waiting", "workers", "cpu_costs")}
-        between = max(host["calls"]["between"]["median"], 0)
-        measured["kernels"] = insitu.with_launches(kernels, host["inside"], between)
-        if calls := (kept or found).get("host"):
-            calls = {name: value for name, value in calls.items() if name != "measured"} | {"cores": cores}
-            measured["seam"] = insitu.seam_section(calls, host["calls"], host["inside"], host["locks"])
+        bare_calls = (kept or found).get("host")
+        measured |= (
+            parts.run("the host's sections", lambda: _host_side(host, kernels, bare_calls, cores)) or {}
+        )
         notes |= {"host_calls": host["calls"], "cores": host["inside"].get("cores")}
-    notes["noise"] = noise.note()
+    parts.finish()
+    notes |= {
+        "waiting_for_events": late,
+        "seconds": parts.seconds,
+        "failed": parts.failed,
+        "noise": noise.note(),
+    }
     if kept is not None:
         profile = merged(kept, measured, cores, notes, provenance)
     else:
@@ -294,17 +301,34 @@ def calibrate_cuda(
     return judged(profile, parts, noise, keep_going, accept_noise)
 
 
+def _host_side(host: Json, kernels: Json, bare_calls: Json | None, cores: int) -> Json:
+    """The sections that say what the host does, and the kernels with what it does for them.
+
+    Parameters
+    ----------
+    bare_calls
+        The profile's ``host``; None: its measurement failed, and there is no ``seam`` beside it.
+    """
+    between_ns = max(host["calls"]["between"]["median"], 0)
+    sections = {name: host[name] for name in ("waiting", "workers", "cpu_costs")}
+    sections["kernels"] = insitu.with_launches(kernels, host["inside"], between_ns)
+    if bare_calls is not None:
+        bare = {name: value for name, value in bare_calls.items() if name != "measured"} | {"cores": cores}
+        sections["seam"] = insitu.seam_section(bare, host["calls"], host["inside"], host["locks"])
+    return sections
+
+
 def _how(base: str | None, source: str) -> str:
     traced = "exact spans (CUPTI)" if source == "cupti" else "spans from CUDA events"
     return f"{'the host' if base else 'all'} measured, {traced}"
 
 
 def _engines(
-    bare: Any, opened: Callable[..., Device], noise: Noise, parts: Parts, cores: int
+    bare: Any, traced: Callable[[], Device], noise: Noise, parts: Parts, cores: int
 ) -> tuple[Json, Json]:
     """The sections of the GPU's physics and of bare calls, and notes."""
     attributes = extras.attributes(bare)
-    rig = Rig(CudaBench(bare), opened, attributes, noise)
+    rig = Rig(CudaBench(bare), traced, attributes, noise)
     notes: Json = {"attributes": attributes}
     try:
         with FastCores() as fast:

@@ -154,11 +154,10 @@ class Rig:
         self.arena.drop()
 
     def close(self) -> None:
-        """Give back everything but the bench's own device."""
+        """Give back all buffers; the devices stay open."""
         self.drop()
-        if "traced" in vars(self):
+        if "traced_arena" in vars(self):
             self.traced_arena.drop()
-            self.traced.close()
 
     # -- chains ----------------------------------------------------------------------------
 
