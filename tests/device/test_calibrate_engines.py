@@ -215,7 +215,14 @@ def test_a_machine_without_channels_has_as_many_as_streams(h200) -> None:
 
 def test_waves_that_the_attributes_do_not_predict_are_told(h200) -> None:
     rig = rig_of(h200)
-    assert compute.waves(rig)["disagree"] == []
+    told = compute.waves(rig)
+    assert told["disagree"] == []
+    assert told["two halves side by side"]
+    assert told["waves of 20 streams with a block each"] == 1
+    one_at_once = replace(h200, compute=replace(h200.compute, kernels=1))
+    told = compute.waves(rig_of(one_at_once))
+    assert not told["two halves side by side"]
+    assert told["waves of 20 streams with a block each"] == 20
     rig.attributes["sms"] -= 32
     told = compute.waves(rig)["disagree"]
     assert told

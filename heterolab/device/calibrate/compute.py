@@ -197,7 +197,8 @@ def waves(rig: Rig) -> Json:
     """Whether grids run in the waves that the device's attributes predict.
 
     For grids that fit once, with one block more, twice and three times: by how many block times
-    they take longer than one block. And two grids of half the device side by side.
+    they take longer than one block. And two grids of half the device side by side, and as many streams
+    as there are here with a block each.
     """
     lane, other = rig.lanes[:2]
     found: dict[str, Json] = {}
@@ -213,9 +214,11 @@ def waves(rig: Rig) -> Json:
                 wrong.append(f"{blocks} × {threads}: {measured} waves, not {predicted}")
     half = spin(BLOCK_NS, max(capacity(rig.attributes, 1024) // 2, 1), 1024)
     both = _length(rig, [(lane, half), (other, half)])
+    many = _length(rig, [(each, spin(BLOCK_NS)) for each in rig.lanes])
     return {
         "grids": found,
         "two halves side by side": both < one + BLOCK_NS / 2,
+        f"waves of {len(rig.lanes)} streams with a block each": 1 + round((many - one) / BLOCK_NS),
         "disagree": wrong,
     }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +36,10 @@ FEWEST, MOST_LINKS, CHAIN_NS = 2, 32, 2_000_000
 NOISE = 1 << 20
 #: Streams that the measurements share: a device has a limited number.
 LANES = 20
+
+
+#: One kernel a duration: what a launch of it needs is then made once.
+_held = lru_cache(256)(spin)
 
 
 class Arena:
@@ -165,7 +169,7 @@ class Rig:
         """From the launch of a spin of `hold_ns` on `lane` until the device is idle again, with
         whatever `issue` enqueues meanwhile."""
         bench = self.bench
-        hold = spin(hold_ns)
+        hold = _held(hold_ns)
         bench.synchronize()
         start = bench.now()
         lane.launch(hold)
