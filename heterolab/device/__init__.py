@@ -27,7 +27,9 @@ def open_device(name: str | DeviceProfile | None = None, **options: Any) -> Devi
         says which, and why.
     **options
         Passed on: ``races="raise"|"show"|"off"`` (the default is ``"raise"`` on the simulator,
-        and ``"off"`` elsewhere), and ``seed=``, ``jitter=``, ``values=`` for the simulator.
+        and ``"off"`` elsewhere), and ``seed=``, ``jitter=``, ``values=`` for the simulator, and
+        ``without=``: effects of its physics to leave out, e.g. ``["copy_channels"]`` (all of them:
+        ``heterolab.device.physics.EFFECTS``).
 
     Raises
     ------
