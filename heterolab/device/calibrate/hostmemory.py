@@ -83,7 +83,8 @@ def pageable_section(rows: dict[str, dict[int, Json]], staged: Json | None, host
     back = table_of(rows["d2h"], noise, "pageable d2h")
     # The table of d2h begins when the stream has come to the copy.
     until = SUBMIT_SHARE * host["copy_ns"] + host["start_ns"]
-    back["ns"] = [round(max(ns - until, 1.0), 1) for ns in back["ns"]]
+    for column in ("ns", "p10", "p90"):
+        back[column] = [round(max(ns - until, 1.0), 1) for ns in back[column]]
     section: Json = {"h2d": into, "d2h": back}
     found = "the size of a staged piece is CUDA's usual one (not measured)"
     if staged is not None:

@@ -170,7 +170,7 @@ def table_of(rows: Mapping[Any, Json], noise: Noise, name: str) -> Json:
     sizes = sorted(rows)
     medians = noise.rising(name, sizes, [rows[size]["median"] for size in sizes])
     return {
-        "sizes": [float(size) for size in sizes],
+        "sizes": sizes,
         "ns": [round(max(ns, 0.0), 1) for ns in medians],
         "p10": [rows[size]["p10"] for size in sizes],
         "p90": [rows[size]["p90"] for size in sizes],
