@@ -279,7 +279,7 @@ def calibrate(
     if check:
         typer.echo(command.check(device, check))
     elif out:
-        path = command.measure(
+        told = command.measure(
             device,
             out,
             base or None,
@@ -288,7 +288,7 @@ def calibrate(
             keep_going=keep_going,
             accept_noise=accept_noise,
         )
-        typer.echo(f"written: {path}. Simulate this machine with --device sim:{path}.")
+        typer.echo(told)
     else:
         raise InputError("calibrate: say where the profile is to be written, --out FILE.")
 

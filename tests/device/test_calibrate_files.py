@@ -435,6 +435,17 @@ def test_what_was_measured_when_parts_failed_lies_beside(
     assert not (tmp_path / "mine.json").exists()
 
 
+def test_the_command_says_where_the_profile_is_and_how_long_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = raw() | {"notes": {"seconds": {"copies": 2.0, "kernels": 9.5}}}
+    monkeypatch.setattr(command, "calibrate", lambda *given, **named: made)
+    told = command.measure("cuda", tmp_path / "mine.json")
+    assert f"sim:{tmp_path / 'mine.json'}" in told
+    assert "It took 12 s: kernels 9.5 s; copies 2.0 s." in told
+    assert DeviceProfile.load(tmp_path / "mine.json").name == "NVIDIA H200"
+
+
 def test_a_device_that_may_not_be_written_is_not_measured(
     fake_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

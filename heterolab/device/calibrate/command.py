@@ -7,6 +7,7 @@ from pathlib import Path
 
 from heterolab.device.base import Device
 from heterolab.device.calibrate import calibrate
+from heterolab.device.calibrate.figures import Json
 from heterolab.device.calibrate.files import may_write, profile_matches, save_json, write
 from heterolab.device.calibrate.parts import Bar, PartsFailed
 from heterolab.device.profile import DeviceProfile
@@ -22,8 +23,8 @@ def measure(
     force: bool = False,
     keep_going: bool = False,
     accept_noise: bool = False,
-) -> Path:
-    """Measure `device` and write its profile to `out`; gives the path.
+) -> str:
+    """Measure `device` and write its profile to `out`; gives what to say of it.
 
     What was measured when parts failed is written beside it, as ``NAME.partial.json``.
 
@@ -50,7 +51,16 @@ def measure(
         raise PartsFailed(f"{error} What the other parts measured is in {beside}.") from error
     finally:
         bar.close()
-    return write(profile, out, force)
+    path = write(profile, out, force)
+    return f"written: {path}. Simulate this machine with --device sim:{path}.\n{_took(profile)}"
+
+
+def _took(profile: Json) -> str:
+    """How long it took, and which parts of it the longest."""
+    seconds: dict[str, float] = profile["notes"]["seconds"]
+    longest = sorted(seconds.items(), key=lambda row: -row[1])[:6]
+    parts = "; ".join(f"{name} {s:.1f} s" for name, s in longest)
+    return f"It took {sum(seconds.values()):.0f} s: {parts}."
 
 
 def check(device: str, file: str | Path) -> str:
