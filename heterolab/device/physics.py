@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
+from heterolab.device.prices import Prices
 from heterolab.device.profile import CpuCost, DeviceProfile, HostCosts, KernelCost, Managed, Table
 from heterolab.errors import InputError
 
@@ -47,6 +49,11 @@ class Physics:
     channels: bool = True
     legacy_barrier: bool = True
     without: tuple[str, ...] = ()
+
+    @cached_property
+    def prices(self) -> Prices:
+        """What ops cost."""
+        return Prices(self.profile)
 
     @classmethod
     def of(cls, profile: DeviceProfile, without: str | Iterable[str] = ()) -> Physics:

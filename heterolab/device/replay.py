@@ -27,7 +27,7 @@ from heterolab.trace.trace import D2H, H2D, KERNEL, NONE
 HostTimes = Sequence[tuple[float, float]]
 
 #: One byte that stands for all: copies and kernels move no values here.
-_BYTES = np.broadcast_to(np.zeros(1, np.uint8), (2**40,))
+_BYTES = np.zeros(1, np.uint8)
 
 
 class RecordedHost(SimHost):
@@ -117,8 +117,7 @@ class Player:
 
 
 class _Steps:
-    """A program's ops as calls to a device's streams. One arena a memory kind stands for all
-    buffers: only sizes matter here."""
+    """A program's ops as calls to a device's streams."""
 
     def __init__(self, device: SimDevice, blocking: Sequence[bool]) -> None:
         self.device = device
@@ -165,8 +164,16 @@ class _Steps:
     def _buffer(self, memory: str, nbytes: int) -> Buffer:
         buffer = self._buffers.get((memory, nbytes))
         if buffer is None:
-            buffer = self._buffers[memory, nbytes] = Buffer(self.device, _BYTES[:nbytes], Memory(memory))
+            buffer = self._buffers[memory, nbytes] = Sized(self.device, Memory(memory), nbytes)
         return buffer
+
+
+class Sized(Buffer):
+    """A buffer of which only the size matters: nothing is ever in it."""
+
+    def __init__(self, device: SimDevice, memory: Memory, nbytes: int) -> None:
+        self.device, self.memory, self.nbytes = device, memory, nbytes
+        self.array, self.name, self.storage, self.offset = _BYTES, "", 0, 0
 
 
 # Programs launch the same kernels again and again: each is made once.

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from heterolab.device.base import Work
 from heterolab.device.engines import Gpu
-from heterolab.device.op import Looked, Op, Price, pauses_of, roofline_ns
+from heterolab.device.op import Op
 from heterolab.device.physics import Physics
+from heterolab.device.prices import roofline_ns
 from heterolab.device.profile import HostCosts, Pageable
 from heterolab.device.simhost import SimHost
-from heterolab.trace.trace import API, D2H, H2D, KERNEL, NONE
+from heterolab.trace.trace import API, H2D, NONE
 
 if TYPE_CHECKING:
     from heterolab.device.simstream import SimStream
@@ -57,19 +58,15 @@ class Calls:
         self.warmth = Warmth(host, self.costs)
         self._warm, self._rows = self.warmth.warm, host.recorder.rows
         self.next_op = host.recorder.next_op
-        self._pauses = pauses_of(profile.gaps)
+        self.prices, self._pauses = physics.prices, physics.prices.pauses
         self._start_ns = round(self.costs.start_ns)
-        copies = profile.copies
-        #: Copies alone: kind → bytes → ns.
-        self.copy_ns = {H2D: Looked(copies.h2d), D2H: Looked(copies.d2h), KERNEL: Looked(copies.inside)}
-        self._prices: dict[str, Price | None] = {}  # by kernel, as they come
 
     # -- what an op costs -----------------------------------------------------------
 
     def copying(self, kind: str, stream: SimStream, nbytes: int, batch: int) -> Op:
         """A copy, priced."""
         op = Op(self.next_op(), kind, "copy", stream.index, nbytes, batch)
-        op.work_ns = self.copy_ns[kind][nbytes]
+        op.work_ns = self.prices.copies[kind][nbytes]
         if self.host.jitter:
             op.work_ns = self.host.noisy(op.work_ns)
         return op
@@ -82,11 +79,7 @@ class Calls:
         it warm, and how much longer it is when cold.
         """
         profile, costs = self.profile, self.costs
-        try:
-            price = self._prices[op.name]
-        except KeyError:
-            known = profile.kernels.get(op.name)
-            price = self._prices[op.name] = None if known is None else Price(known)
+        price = self.prices.kernel(op.name)
         op.blocks, op.threads, op.launches = work.blocks, work.threads, work.launches
         if work.block_ns:
             op.work_ns, op.per_block = work.block_ns, True
@@ -159,32 +152,32 @@ class Calls:
     def issue_staged(self, op: Op, stream: SimStream, costs: Pageable) -> int:
         """H2D from pageable memory: the host copies the bytes, piece by piece, into a pinned
         buffer, and each piece goes over the link while the next one is copied."""
-        assert costs.h2d is not None
-        host = self.host
+        host, held, over_link = self.host, self.prices.staged, self.prices.copies[H2D]
+        assert held is not None
         # The table holds the bare call itself; what a cold one, or one through the seam, costs more:
-        held_ns = costs.h2d.at(op.nbytes) + self._copy_call_ns() - self.profile.host.copy_ns
+        held_ns = held[op.nbytes] + self._copy_call_ns() - self.profile.host.copy_ns
         entry, exit_ns = host.enter(self.costs.between_ns, held_ns, held=True)
         host.staged(op.nbytes)
         op.queued_ns = entry
         pieces = ceil(op.nbytes / costs.chunk_bytes)
         last_piece = op.nbytes - (pieces - 1) * costs.chunk_bytes
-        over_link = self.profile.copies.h2d.at
-        after_ns = over_link(last_piece)
+        after_ns = over_link[last_piece]
         if pieces > 1:  # the piece before may still be on its way
-            staged_ns = costs.h2d.at(op.nbytes) - costs.h2d.at(op.nbytes - last_piece)
-            after_ns = max(after_ns, over_link(costs.chunk_bytes) - staged_ns)
+            staged_ns = held[op.nbytes] - held[op.nbytes - last_piece]
+            after_ns = max(after_ns, over_link[costs.chunk_bytes] - staged_ns)
         op.not_before_ns = exit_ns + round(after_ns + self.costs.start_ns)
         self._submit(op, stream, entry + round((exit_ns - entry) * min(1.0, costs.chunk_bytes / op.nbytes)))
         return self._held("copy", op, entry)
 
-    def issue_drained(self, op: Op, stream: SimStream, costs: Pageable) -> int:
+    def issue_drained(self, op: Op, stream: SimStream) -> int:
         """D2H to pageable memory: the host waits for the stream, then copies the bytes out."""
-        host = self.host
+        host, held = self.host, self.prices.drained
+        assert held is not None
         entry, exit_ns = host.enter(self.costs.between_ns, self._copy_call_ns(), held=True)
         op.queued_ns = entry
         self._submit(op, stream, entry + round(self.costs.submit_share * (exit_ns - entry)))
         host.sleep_until_done([op], "copy()")
-        host.spend(max(0.0, costs.d2h.at(op.nbytes) - op.work_ns))
+        host.spend(max(0.0, held[op.nbytes] - op.work_ns))
         host.staged(op.nbytes)
         return self._held("copy", op, entry)
 

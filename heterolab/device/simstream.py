@@ -101,7 +101,7 @@ class SimStream(Stream):
             return calls.issue_staged(op, self, costs)
         if device.values:
             op.effect = _copying(dst, src)
-        number = calls.issue_drained(op, self, costs)
+        number = calls.issue_drained(op, self)
         if device.order:
             device.order.host_synchronized([self.index])
         return number
