@@ -122,7 +122,9 @@ class _Walk:
         place = self.last_of_all()
         while self.now_ns > self.first_ns:
             if place < 0 or place in self.seen or self.spans[place].start_ns > self.now_ns:
-                place = self.any_before()
+                self.step_back()  # nothing tells what came before
+                place = -1
+                continue
             self.seen.add(place)
             span = self.spans[place]
             if span.end_ns < self.now_ns:
@@ -138,6 +140,15 @@ class _Walk:
             else:
                 place = self.before_job(place, span)
         return self.steps[::-1]
+
+    def step_back(self) -> None:
+        """Go on with the last span that began before now, whatever it is: this always comes further."""
+        span = self.spans[bisect_left(self.starts, self.now_ns) - 1]
+        self.wait(min(span.end_ns, self.now_ns), "host", UNRECORDED)
+        if span.kind in (WAIT, SYNC):
+            self.wait(span.start_ns, span.lane, UNKNOWN if span.kind == WAIT else HOST_SYNC)
+        else:
+            self.work(span)
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -165,10 +176,6 @@ class _Walk:
         if self.spans[place].end_ns < max(self.ops.ends, default=0):
             return self.ops.places[-1]  # a program that does not wait for its last op
         return place
-
-    def any_before(self) -> int:
-        """The last span to start before now: where nothing else says what came before."""
-        return bisect_left(self.starts, self.now_ns) - 1
 
     def host_before(self) -> int:
         """What the host was at now, or the last thing before."""

@@ -122,13 +122,14 @@ class Streams:
                 labels.append(Label(begin, start, cause, span))
                 start = begin
 
-        op, by_event = self.ops[number], -1
+        op, by_event, met = self.ops[number], -1, {number}
         while start > lowest:
             before, how = self.before(op)
-            if before is None:
+            if before is None or before.number in met:  # a file may say that two ops wait for each other
                 self._from_the_call(op, put, by_event)
                 put(lowest, UNKNOWN, -1)
                 break
+            met.add(before.number)
             if how == EVENT and by_event < 0:
                 by_event = before.place
             in_line = how == ENGINE and op.kind == H2D  # its own copy stands in line behind that one

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from heterolab.errors import InputError
 from heterolab.trace import metrics
 from heterolab.trace.critical import Step, totals
 from heterolab.trace.explain import Findings, Gap, find, summed
@@ -20,38 +19,12 @@ from heterolab.view.words import cause_name, columns, duration, lane_name, share
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from heterolab.view.timeline import Placed
     from heterolab.view.words import Shown
 
 #: So many gaps are told in full, so many causes a GPU and kinds of step of the path are listed.
 LONGEST, CAUSE_LINES, PATH_LINES = 5, 8, 8
 #: A gap names so many spans as its evidence.
 MOST_EVIDENCE = 2
-#: So many gaps, the longest, have a hover card.
-MOST_CARDS = 1_000
-
-#: So many causes, the heaviest, have a colour of their own; and the room that their names take.
-LEGEND, LEGEND_PX = 6, 40
-OTHER_COLOUR = "#BBBBBB"
-#: The causes' colours: those of the lane that is to blame, where there is one.
-CAUSE_COLOURS = {
-    metrics.LAUNCH_CALL: "#56B4E9",
-    metrics.COPY_CALL: "#8CD3F5",
-    metrics.PAGEABLE: "#E69F00",
-    metrics.HOST_SYNC: "#B87F00",
-    metrics.INPUT_COPY: "#009E73",
-    metrics.OUTPUT_COPY: "#D55E00",
-    metrics.EVENT: "#F0E442",
-    metrics.HAND_OVER: "#CCC06A",
-    metrics.ARRIVALS: "#E4E4E4",
-    metrics.BATCH_DELAY: "#AA8BC9",
-    metrics.WAKE: "#777777",
-    metrics.UNRECORDED: "#999999",
-    metrics.END: "#F0F0F0",
-    metrics.UNKNOWN: "#FFFFFF",
-}
-#: Shades that tell one CPU stage from the other.
-CPU_COLOURS = ("#0072B2", "#004B75", "#5A9BC4", "#00324F")
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,12 +62,14 @@ class Explanation:
 
     def at(self, ns: int, device: int | None = None) -> Gap | None:
         """The gap of a GPU (default: the first) at a moment; None where it was at work then."""
-        device = self.found.devices[0] if device is None and self.found.devices else device
+        device = self.gpu(device)
         return next((g for g in self.gaps if g.device == device and g.start_ns <= ns < g.end_ns), None)
 
     def figure(self, *, device: int | None = None) -> go.Figure:
-        """The timeline, with the gaps of a GPU (default: the first) in the colour of their cause and
-        the critical path as a line."""
+        """The timeline, with the gaps of a GPU (default: the first) in the colour of their cause in a
+        row of their own, and the critical path as a line."""
+        from heterolab.view.explained_picture import draw  # it needs the plotting library
+
         return draw(self, device)
 
     # -- words -----------------------------------------------------------------------------
@@ -162,6 +137,14 @@ class Explanation:
             text("explain.alt_causes", causes=told or "–"),
             text("explain.alt_path", steps=path or "–"),
         ])
+
+    def gpu(self, device: int | None) -> int:
+        """The index of a GPU: of the one asked for, else of the first."""
+        known = self.found.devices
+        if device is not None and device not in known:
+            names = ", ".join(map(str, known)) or "none"
+            raise InputError(f"device={device!r} did nothing in this trace. Those that did: {names}.")
+        return device if device is not None else known[0] if known else 0
 
     def gpu_name(self, device: int) -> str:
         """A GPU in words: with its number where there are several."""
@@ -285,119 +268,6 @@ def _cause_head() -> tuple[str, ...]:
 
 def _path_head() -> tuple[str, ...]:
     return tuple(text(f"explain.head_{name}") for name in ("path", "time", "share"))
-
-
-# -- the picture ---------------------------------------------------------------------------------
-
-
-def draw(explanation: Explanation, device: int | None = None) -> go.Figure:
-    """See :meth:`Explanation.figure`."""
-    from heterolab.view.timeline import LANE_PX, place, timeline
-
-    found = explanation.found
-    figure = timeline(found.trace, title=explanation.title)
-    placed = place(found.trace, "three")
-    unit_ns = 1e6 if found.trace.end_ns >= 10_000_000 else 1e3
-    device = found.devices[0] if device is None and found.devices else device
-    gaps = [gap for gap in found.gaps if gap.device == device]
-    y = placed.rows[-1].y - 1  # a row of its own, below the GPU's
-    heaviest = list(summed((gap.cause, gap.took_ns) for gap in gaps))
-    stages = [cause for cause in heaviest if cause.startswith(metrics.CPU_WORK)]
-    for cause in heaviest[:LEGEND]:
-        of_it, name = [gap for gap in gaps if gap.cause == cause], cause_name(cause)
-        colour = CAUSE_COLOURS.get(cause) or CPU_COLOURS[stages.index(cause) % len(CPU_COLOURS)]
-        figure.add_trace(_drawn_gaps(of_it, y, unit_ns, colour, name))
-    if rest := [gap for gap in gaps if gap.cause in heaviest[LEGEND:]]:
-        name = text("explain.other_causes", count=len(heaviest) - LEGEND)
-        figure.add_trace(_drawn_gaps(rest, y, unit_ns, OTHER_COLOUR, name))
-    figure.add_trace(_gap_cards(explanation, gaps, y, unit_ns))
-    for trace in _drawn_path(found.path, placed, unit_ns):
-        figure.add_trace(trace)
-    axis = figure.layout.yaxis
-    label = text("explain.idle_row", gpu=explanation.gpu_name(device or 0))
-    axis.tickvals, axis.ticktext = (*axis.tickvals, y), (*axis.ticktext, label)
-    axis.range = (axis.range[0] - 1, axis.range[1])
-    figure.layout.margin.l = max(figure.layout.margin.l, 30 + 7 * len(label))
-    figure.layout.margin.b += LEGEND_PX
-    figure.layout.height += LANE_PX + LEGEND_PX
-    figure.layout.meta = {"alt": explanation.alt}
-    figure.layout.uirevision = "explained"
-    return figure
-
-
-def _drawn_gaps(gaps: Sequence[Gap], y: float, unit_ns: float, colour: str, name: str) -> Any:
-    """Gaps as rectangles in their own row."""
-    import plotly.graph_objects as go
-
-    from heterolab.view.timeline import FILL
-
-    start, end = (np.array([getattr(gap, side) for gap in gaps]) / unit_ns for side in ("start_ns", "end_ns"))
-    low, high = np.full(len(gaps), y - FILL / 2), np.full(len(gaps), y + FILL / 2)
-    none = np.full(len(gaps), np.nan)
-    return go.Scatter(
-        x=np.stack([start, start, end, end, start, none], axis=1).ravel(),
-        y=np.stack([low, high, high, low, low, none], axis=1).ravel(),
-        mode="lines",
-        fill="toself",
-        fillcolor=colour,
-        line={"color": "#888888" if colour == CAUSE_COLOURS[metrics.UNKNOWN] else colour, "width": 0.5},
-        name=text("explain.idle", cause=escape(name)),
-        hoverinfo="skip",
-    )
-
-
-def _gap_cards(explanation: Explanation, gaps: Sequence[Gap], y: float, unit_ns: float) -> Any:
-    """An invisible point in the middle of each gap with its sentence."""
-    import plotly.graph_objects as go
-
-    shown = sorted(gaps, key=lambda gap: -gap.took_ns)[:MOST_CARDS]
-    return go.Scatter(
-        x=[(gap.start_ns + gap.end_ns) / 2 / unit_ns for gap in shown],
-        y=[y] * len(shown),
-        text=[escape(explanation.sentence(gap)).replace(". ", ".<br>") for gap in shown],
-        mode="markers",
-        marker={"size": 14, "opacity": 0},
-        hovertemplate="%{text}<extra></extra>",
-        showlegend=False,
-        name="",
-    )
-
-
-def _drawn_path(path: Sequence[Step], placed: Placed, unit_ns: float) -> list[Any]:
-    """The critical path: work as a line through it, waits dotted."""
-    import plotly.graph_objects as go
-
-    trace = placed.trace
-    by_lane: dict[str, float] = {}
-    by_op: dict[tuple[int, str], float] = {}
-    for op, kind, lane, y in zip(
-        trace["op"].tolist(), trace["kind"].tolist(), trace["lane"].tolist(), placed.y.tolist(), strict=True
-    ):
-        by_lane.setdefault(lane, y)
-        by_op.setdefault((op, kind), y)
-    lines: dict[str, tuple[list[float | None], list[float | None]]] = {"work": ([], []), "wait": ([], [])}
-    last: float | None = None
-    for step in path:
-        y = by_op.get((step.op, step.kind), by_lane.get(step.lane, 0.0))
-        xs, ys = lines["wait" if step.cause else "work"]
-        if last is not None and last != y:  # from lane to lane
-            lines["wait"][0].extend([step.start_ns / unit_ns, step.start_ns / unit_ns, None])
-            lines["wait"][1].extend([last, y, None])
-        xs.extend([step.start_ns / unit_ns, step.end_ns / unit_ns, None])
-        ys.extend([y, y, None])
-        last = y
-    styles: dict[str, dict[str, Any]] = {"work": {"width": 4}, "wait": {"width": 1.5, "dash": "dot"}}
-    return [
-        go.Scatter(
-            x=xs,
-            y=ys,
-            mode="lines",
-            line={"color": "#000000", **styles[name]},
-            name=text(f"explain.path_{name}"),
-            hoverinfo="skip",
-        )
-        for name, (xs, ys) in lines.items()
-    ]
 
 
 __all__ = ["Explanation", "explain"]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from on_paper import any_trace, span, trace_of
 
 import heterolab as hl
+from heterolab.trace import explain
 from heterolab.trace.critical import Step, critical_path, totals
 from heterolab.trace.queue import Queue
 from heterolab.trace.trace import Trace
@@ -122,6 +123,19 @@ def test_a_copy_back_to_pageable_memory_holds_the_host_until_the_stream_has_come
         (41, 50, "d2h", "copy"),
         (50, 60, "host", "copy"),
     ]
+
+
+def test_a_file_whose_ops_wait_for_each_other_ends() -> None:
+    round_and_round = trace_of(
+        span("cpu", 0, 1, op=1),
+        span("kernel", 5, 5, "a", op=2, queued=0, after=3),
+        span("kernel", 5, 5, "b", op=3, queued=0, stream=1, after=2),
+        span("api", 3, 9, "copy", op=4),
+        span("d2h", 9, 9, op=4, queued=3),
+        span("kernel", 9, 12, "c", op=5, queued=0, after=2),
+    )
+    assert covers(round_and_round)
+    assert sum(explain.find(round_and_round).by_cause().values()) == 9
 
 
 def covers(trace: Trace) -> bool:

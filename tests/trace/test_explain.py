@@ -151,8 +151,20 @@ def test_a_run_remembers_what_it_was_made_from_and_its_trace_when_requests_came(
 
 
 def test_cuda_events_hide_pauses_and_it_says_so() -> None:
-    assert explain.find(hl.lab.recording("05-ids-pinned")).doubts == ("events",)
-    assert explain.find(serve("h200")).doubts == ()
+    trace = serve("h200").trace
+    by_events = Trace(trace.columns, "cuda-events", trace.device, meta=trace.meta)
+    assert explain.find(by_events).doubts == ("events",)
+    assert explain.find(trace).doubts == ()
+
+
+@pytest.mark.parametrize("name", ["05-ids-pinned", "05-images_float32-pageable", "05-images_float32-pinned"])
+def test_a_recording_of_a_gpu(name: str) -> None:
+    recorded = hl.lab.recording(name)
+    found = explain.find(recorded)
+    assert sum(found.by_cause().values()) == hl.metrics.idle_ns(found.trace, "gpu")
+    assert ("pageable" in list(found.by_cause())[:3]) == name.endswith("pageable")
+    if recorded.source == "cupti" and "ids" in name:
+        assert next(iter(found.by_cause())) == "launch_call"
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from heterolab.errors import InputError
 from heterolab.trace import metrics
 from heterolab.trace.trace import KERNEL, NO_STREAM, NONE, Span, Trace
 from heterolab.view import explained, words
+from heterolab.view import explained_picture as picture
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_every_cause_has_a_name_a_sentence_and_a_colour() -> None:
         metrics.PAGEABLE, metrics.COPY_CALL, metrics.LAUNCH_CALL, metrics.ARRIVALS, metrics.BATCH_DELAY,
         metrics.WAKE, metrics.UNRECORDED, metrics.END,
     ]  # fmt: skip
-    assert set(causes) | {metrics.UNKNOWN} == set(explained.CAUSE_COLOURS)
+    assert set(causes) | {metrics.UNKNOWN} == set(picture.CAUSE_COLOURS)
     told = set()
     for cause in (*causes, "cpu:pad"):
         gap = explained.Gap(0, 0, 5, cause, 1, "forward", 0, (), 5)
@@ -89,6 +90,9 @@ def test_several_gpus_have_their_numbers() -> None:
     assert why.rows[0][0] == "GPU 0: the end: no kernel was left"
     assert why.at(15).device == 0
     assert why.at(15, device=1) is None
+    assert list(why.figure(device=1).layout.yaxis.ticktext)[-1] == "GPU 1 idle"
+    with pytest.raises(InputError, match=r"device=2.*0, 1"):
+        why.figure(device=2)
 
 
 def test_nothing_recorded_and_no_gpu() -> None:
@@ -121,7 +125,7 @@ def test_the_picture_has_a_row_of_causes_and_the_path(pictures: Any) -> None:
     figure = why.figure()
     assert list(figure.layout.yaxis.ticktext) == ["CPU", "link", "GPU", "GPU idle"]
     names = [one.name for one in figure.data]
-    heaviest = list(why.by_cause)[: explained.LEGEND]
+    heaviest = list(why.by_cause)[: picture.LEGEND]
     assert [f"idle: {words.cause_name(cause)}" for cause in heaviest] == [
         name for name in names if name.startswith("idle: ") and "other causes" not in name
     ]
@@ -130,7 +134,7 @@ def test_the_picture_has_a_row_of_causes_and_the_path(pictures: Any) -> None:
     on_path = sum(step.took_ns for step in why.critical_path if not step.cause)
     assert (drawn[:, 1] - drawn[:, 0]).sum() == pytest.approx(on_path / 1e6)
     cards = next(one for one in figure.data if one.text is not None and "idle for" in str(one.text[0]))
-    assert len(cards.text) == min(len(why.gaps), explained.MOST_CARDS)
+    assert len(cards.text) == min(len(why.gaps), picture.MOST_CARDS)
     assert pictures.trace.stamp in figure.layout.annotations[0].text
     assert figure.layout.meta["alt"] == why.alt
     assert "Idle because of:" in why.alt
