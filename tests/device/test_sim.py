@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 import heterolab as hl
 from heterolab.device.base import Buffer, Kernel, Memory, Work
 from heterolab.device.order import RaceWarning
+from heterolab.device.prices import Looked
 from heterolab.device.processor import shared_speeds
 from heterolab.device.profile import CpuCost, DeviceProfile, Table
 from heterolab.device.sim import SimDevice
-from heterolab.device.simhost import SimHost
+from heterolab.device.simhost import SimHost, SimRecorder
 from heterolab.errors import InputError, OutOfDeviceMemory, ProfileError, RaceError, StalledError
 from heterolab.trace.trace import D2H, H2D, KERNEL, Span, Trace
 
@@ -493,6 +494,25 @@ def test_spawn_runs_to_the_end_at_once(device: SimDevice) -> None:
     assert loop.done
     assert list(steps) == []
     assert loop.join()
+
+
+def test_a_price_is_looked_up_once_and_only_so_many_are_kept() -> None:
+    table = Table((0.0, 100.0), (0.0, 1e4))
+    looked = Looked(table)
+    assert [looked[size] for size in range(2 * Looked.MOST)] == [
+        table.at(size) for size in range(2 * Looked.MOST)
+    ]
+    assert len(looked) <= Looked.MOST
+
+
+def test_rows_become_spans_when_somebody_looks() -> None:
+    recorder = SimRecorder()
+    row = (recorder.next_op(), "cpu", "step", "host", -2, -1, 0, 0, 5, 0, -1, -1)
+    recorder.rows.append(row)
+    recorder.add(Span(*row)._replace(op=recorder.next_op()))
+    assert [type(span) for span in recorder.spans] == [Span, Span]
+    assert [span.op for span in recorder.since(0)] == [0, 1]
+    assert recorder.ops == 2
 
 
 # -- the same again ------------------------------------------------------------------------
