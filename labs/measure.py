@@ -1,7 +1,8 @@
 """Measure what the README states: python labs/measure.py [--device cuda] [--rounds 15]
 
-The pipeline's throughput by payload and memory kind, on this machine's GPU. Settings take turns within one run, since a host's speed wanders, and a
-ratio is the median of the ratios of neighbours. Written to labs/recordings/measured.json; with
+The pipeline's throughput by payload and memory kind, on this machine's GPU. Settings take turns
+within one run, since a host's speed wanders, and a ratio is the median of the ratios of
+neighbours. Written to labs/recordings/measured.json; with
 --readme that file's figures are put into the README, and nothing is measured.
 """
 
@@ -69,7 +70,7 @@ def measure(dev: Device, rounds: int) -> dict[str, Any]:
                 busy[name].append(metrics.busy_ns(run.trace, "gpu") / run.trace.wall_ns)
     cores.release()
     rows = {}
-    for name, (n, knobs) in chosen.items():
+    for name in chosen:
         what = name.split()[0]
         rows[name] = {
             "throughput_per_s": summary(rates[name]),

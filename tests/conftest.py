@@ -33,7 +33,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """``pytest -m gpu --gpu-report FILE`` keeps the result of the GPU's tests, and on what."""
+    """``pytest -m gpu --gpu-report FILE`` keeps the result of the GPU's tests, and on what.
+
+    Of tests that FILE knows from an earlier run on such a machine, those that ran now are replaced.
+    """
     if not (path := config.getoption("--gpu-report")):
         return
     opened = hl.open_device("cuda")
@@ -43,8 +46,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         "device": opened.name,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": meta | {"heterolab": hl.__version__},
-        **{how: sorted(r.nodeid for r in results) for how, results in ran.items()},
     }
+    earlier = json.loads(Path(path).read_text()) if Path(path).exists() else {}
+    same = all(earlier.get(name) == report[name] for name in ("device", "versions"))
+    now = {r.nodeid for results in ran.values() for r in results}
+    for how, results in ran.items():
+        kept = [test for test in earlier.get(how, []) if same and test not in now]
+        report[how] = sorted(kept + [r.nodeid for r in results])
     Path(path).write_text(json.dumps(report, indent=1) + "\n")
 
 

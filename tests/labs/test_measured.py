@@ -72,7 +72,7 @@ def pinning_gains(measure, dev, what: str, rounds: int) -> float:
     chosen = {name: measure.settings()[name] for name in names}
     measure.settings, before = (lambda: chosen), measure.settings
     try:
-        rows = measure.measure(dev, "sim:h200", rounds)
+        rows = measure.measure(dev, rounds)
     finally:
         measure.settings = before
     return rows[f"{what} pinned"]["over_pageable"]["median"]
