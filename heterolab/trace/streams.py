@@ -1,6 +1,7 @@
 """What an op waited for once the host had issued it: the op, event, copy or call before it.
 
-A simulated op knows whose end let it start (a span's ``after``). For a measured one it is the last
+A simulated op knows whose end let it start (a span's ``after``). That was an event if its stream was
+told to wait for one, else an engine that did one thing at a time. For a measured op it is the last
 to end of those that can have held it: the ops before it in its stream, what its stream waited for
 through an event, and for a copy the copy that its engine did before.
 """
@@ -26,14 +27,14 @@ from heterolab.trace.metrics import (
     UNKNOWN,
 )
 from heterolab.trace.queue import held_calls
-from heterolab.trace.trace import API, D2H, DEVICE_KINDS, H2D, KERNEL, Trace
+from heterolab.trace.trace import API, D2H, DEFAULT_STREAM, DEVICE_KINDS, H2D, KERNEL, Trace
 
 #: From the call to the start of an op that nothing holds up a device needs less than this.
 LONGEST_HAND_OVER_NS = 100_000
 #: Of a stream's ops before an op so many are looked at: the last ones are what it waits for.
 LOOK_BACK = 8
 
-#: How an op was held up: by one of its stream, through an event, by its copy engine.
+#: How an op was held up: by one of its stream, by its engine; or through an event.
 SAME, ENGINE = "same", "engine"
 
 #: The cause while an op of that kind is under way before the next kernel.
@@ -70,7 +71,8 @@ class Streams:
     def __init__(self, trace: Trace) -> None:
         columns = ("kind", "device", "stream", "op", "queued_ns", "start_ns", "end_ns", "after")
         self.rows = list(zip(*(trace[name].tolist() for name in columns), strict=True))
-        self.measured = trace.source != "simulated"
+        # On a CPU that plays the device a stream is a thread: it goes on once it is given a core.
+        self.on_gpu = trace.source not in ("simulated", "cpu-clock")
         self.spans_of: dict[int, list[int]] = defaultdict(list)  # op → places of its device spans
         self.calls: dict[int, tuple[int, int, int]] = {}  # op → (place, start, end) of its call
         self.event_waits: dict[tuple[int, int], list[int]] = defaultdict(list)  # stream → op numbers
@@ -156,9 +158,9 @@ class Streams:
             put(op.queued_ns, inside, call[0])
 
     def _hand_over(self, took_ns: int) -> str:
-        """The name of a pause in which nothing is known to have held up an op: a long one on a real
-        machine has a reason that the trace does not tell."""
-        return UNKNOWN if self.measured and took_ns > LONGEST_HAND_OVER_NS else HAND_OVER
+        """The name of a pause in which nothing is known to have held up an op: a long one on a GPU has
+        a reason that the trace does not tell."""
+        return UNKNOWN if self.on_gpu and took_ns > LONGEST_HAND_OVER_NS else HAND_OVER
 
     def issued_ns(self, op: Op) -> int:
         """When the host had issued it: at the end of its call, or when it started if that was sooner."""
@@ -172,8 +174,8 @@ class Streams:
         if known is not None and known.number != op.number and known.end_ns <= op.start_ns:
             if known.stream == op.stream:
                 return known, SAME
-            same_engine = op.kind != KERNEL and known.kind == op.kind and known.stream[0] == op.stream[0]
-            return known, ENGINE if same_engine else EVENT
+            barrier = DEFAULT_STREAM in (known.stream[1], op.stream[1])  # of the legacy default stream
+            return known, EVENT if barrier or known.number < self._told_to_wait(op) else ENGINE
         found = [(one, SAME) for one in self._same_stream(op)]
         found += [(one, EVENT) for one in self._through_event(op)]
         found += [(one, ENGINE) for one in self._same_engine(op)]
@@ -193,13 +195,19 @@ class Streams:
     def _through_event(self, op: Op) -> list[Op]:
         """The op of another stream that it can have waited for by an event: of those issued before
         its stream was told to wait, the one that ended last before its start."""
+        wait = self._told_to_wait(op)
+        if wait < 0:
+            return []
+        return self._ended_before(op, lambda one: one.stream != op.stream and one.number < wait)
+
+    def _told_to_wait(self, op: Op) -> int:
+        """The number of the call that last told `op`'s stream to wait for an event, if that was after
+        the op before it in the stream; else -1."""
         i = self.place_in_stream[op.number]
         previous = self.by_stream[op.stream][i - 1].number if i else -1
         waits = self.event_waits.get(op.stream, [])
         last = bisect_left(waits, op.number) - 1
-        if last < 0 or waits[last] < previous:
-            return []
-        return self._ended_before(op, lambda one: one.stream != op.stream and one.number < waits[last])
+        return waits[last] if last >= 0 and waits[last] > previous else -1
 
     def _same_engine(self, op: Op) -> list[Op]:
         """The copy that its engine did last before it."""

@@ -68,6 +68,13 @@ def test_it_waits_for_an_event_whatever_that_stream_does() -> None:
     assert causes(trace)[0] == (0, 1, "unrecorded")
 
 
+def test_behind_a_kernel_of_another_stream_without_an_event_it_is_the_engine_that_was_busy() -> None:
+    spans = (kernel(0, 10, op=1, stream=1), kernel(14, 20, op=2, queued=0, after=1))
+    assert causes(trace_of(*spans)) == [(10, 14, "hand_over")]
+    default = (kernel(0, 10, op=1, stream=-1), kernel(14, 20, op=2, queued=0, after=1))
+    assert causes(trace_of(*default)) == [(10, 14, "event")], "the legacy default stream's barrier"
+
+
 @pytest.mark.parametrize("source", ["cupti", "cuda-events"])
 def test_a_measured_trace_shows_an_event_by_the_call_that_waits_for_it(source: str) -> None:
     spans = (
