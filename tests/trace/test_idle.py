@@ -334,8 +334,8 @@ def test_a_trace_of_50_000_spans_takes_less_than_two_seconds() -> None:
         at += 100
     requests = [(100 * b, 100 * b + 10, 100 * b + 12, 100 * b + 90, b) for b in range(5_000)]
     trace = served(*spans, requests=requests)
-    began = time.perf_counter()
+    began = time.process_time()
     found = explain.find(trace)
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
     assert len(trace) == 50_000
     assert len(found.gaps) > 5_000
