@@ -148,7 +148,10 @@ def test_a_hook_that_logs_to_disk_stalls_the_run(go: Go, tmp_path: Path) -> None
     logged = go(chunk=32, hooks=[disk_logger(tmp_path / "log")])
     assert per_s(logged) < 0.8 * per_s(plain)
     causes = metrics.gpu_idle_by_cause(logged.trace)
-    assert max((cause for cause in causes if cause.startswith("cpu:")), key=causes.__getitem__) == "cpu:log_to_disk"
+    assert (
+        max((cause for cause in causes if cause.startswith("cpu:")), key=causes.__getitem__)
+        == "cpu:log_to_disk"
+    )
     assert len((tmp_path / "log").read_text().splitlines()) == len(logged.answers)
     assert not logged.hook_errors
 
