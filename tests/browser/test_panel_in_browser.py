@@ -8,7 +8,7 @@ pytestmark = pytest.mark.browser
 SIMULATED = """
 import heterolab as hl
 dev = hl.open_device("sim:h200")
-load = hl.poisson(rate=300, n=32, seed=0)
+load = hl.closed_loop(n=64, in_flight=64, seed=0)
 enc = hl.models.encoder()
 hl.pipeline_panel(enc, load, on=dev, knobs={"batch": [1, 2, 4, 8, 16], "memory": ["pageable", "pinned"]})
 """
