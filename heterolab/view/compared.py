@@ -132,15 +132,16 @@ class Comparison:
         return " ".join([text("compare.alt", title=self.title, lanes=lanes, **stamps), *self.doubts])
 
     def __str__(self) -> str:
-        head = _head(text("compare.what"))
+        found = self.found
+        head = _head(text("compare.what"), found)
         return "\n".join([
-            f"{text('compare.measured')}: {self.found.measured.stamp}",
+            f"{text(f'compare.{_how(found)}')}: {self.found.measured.stamp}",
             f"{text('compare.predicted')}: {self.found.predicted.stamp}",
             *self.doubts,
             "",
             *columns(head, self.rows),
             "",
-            *columns(_head(text("compare.worst")), self.worst_rows),
+            *columns(_head(text("compare.worst"), found), self.worst_rows),
             "",
             *self.notes,
         ])
@@ -154,8 +155,8 @@ class Comparison:
         )
         doubts = (f"<p role='note'><b>{escape(doubt)}</b></p>" for doubt in self.doubts)
         tables = (
-            table(self.rows, _head(text("compare.what"))),
-            table(self.worst_rows, _head(text("compare.worst"))),
+            table(self.rows, _head(text("compare.what"), self.found)),
+            table(self.worst_rows, _head(text("compare.worst"), self.found)),
         )
         return "".join([*stamps, *doubts, *tables, f"<p>{escape(' '.join(self.notes))}</p>"])
 
@@ -202,8 +203,13 @@ def op_name(op: Op, other: str = "") -> str:
     )
 
 
-def _head(what: str) -> tuple[str, str, str, str]:
-    return (what, text("compare.measured"), text("compare.predicted"), text("compare.off"))
+def _how(found: Differences) -> str:
+    """What to call the first trace: a simulated one was not measured."""
+    return "simulated" if found.measured.source == "simulated" else "measured"
+
+
+def _head(what: str, found: Differences) -> tuple[str, str, str, str]:
+    return (what, text(f"compare.{_how(found)}"), text("compare.predicted"), text("compare.off"))
 
 
 def _row(what: str, measured_ns: int, predicted_ns: int) -> tuple[str, str, str, str]:
@@ -257,7 +263,7 @@ def draw(comparison: Comparison, lanes: Lanes = "three") -> go.Figure:
     rows = []
     for number, label in enumerate(labels):
         off = per_cent(_busy_error(found, sides, label))
-        rows.append(Row(text("compare.row_measured", lane=label), -LANE_STEP * number))
+        rows.append(Row(text(f"compare.row_{_how(found)}", lane=label), -LANE_STEP * number))
         rows.append(Row(text("compare.row_predicted", error=off), -LANE_STEP * number - 1))
     axis = text("compare.axis", unit=unit)
     lay_out(figure, rows, comparison.title, axis, [0.5], (0.0, longest / unit_ns))

@@ -310,3 +310,20 @@ def test_programs_without_a_trace_cannot_be_fitted(tmp_path: Path, programs: lis
         heldout.experiment(file, "h200", 1)
     with pytest.raises(InputError, match="part=3"):
         heldout.experiment(PROGRAMS, "h200", 1, part=3)
+
+
+def test_the_readme_states_the_kept_figures() -> None:
+    readme = (DATA.parent.parent / "README.md").read_text(encoding="utf-8")
+
+    def figures(bounds: list[dict[str, Any]]) -> list[str]:
+        value = {bound["name"]: bound["value"] for bound in bounds}
+        names = ("makespan error, median", "makespan error, p90")
+        inside = value["makespan inside the measured band"]
+        return [*(f"{100 * value[name]:.1f} %" for name in names), f"{100 * inside:.0f} %"]
+
+    median, p90, inside = figures(STORED["splits"][0]["bounds"])
+    assert f"median error {median}, 90th percentile {p90}, {inside} inside" in readme
+    assert (
+        f"each of the 63 held out once {', '.join(figures(STORED['each_program_held_out_once']['bounds']))}"
+        in readme
+    )

@@ -48,21 +48,15 @@ def test_fewer_bytes_beat_better_memory(report) -> None:
     assert rate["images_uint8 pageable"] > rate["images_float32 pinned"]
 
 
-#: Failed in the kept run by a mistake of the test's own (it called measure() with an argument too
-#: many), and not repeated since: it is 300 runs. It passed on the code before exact spans.
-NOT_REPEATED = ["tests/labs/test_measured.py::test_the_same_on_this_gpu"]
-
-
 def test_the_gpu_s_own_tests_passed_on_a_gpu() -> None:
     report = json.loads((ROOT / "tests" / "data" / "gpu-results.json").read_text())
     assert report["device"]
     assert report["versions"]["driver"]
     assert len(report["passed"]) >= 70
-    assert set(report["failed"]) <= set(NOT_REPEATED)
+    assert not report["failed"]
     assert not report["error"]
 
 
-@pytest.mark.slow
 @pytest.mark.gpu
 def test_the_same_on_this_gpu() -> None:
     """One round's ratio scatters by 10 to 15 % with the host's speed, so that it takes 150 of them

@@ -113,3 +113,10 @@ def test_what_only_one_has_is_counted_by_name():
 def test_a_replayed_trace_is_compared_with_its_stamp(tmp_path):
     loaded = Trace.load(measured().save(tmp_path / "run.json"))
     assert "replayed, measured (CUPTI)" in str(compare(loaded, trace()))
+
+
+def test_a_simulated_run_is_not_called_measured() -> None:
+    pipe, load = hl.Pipeline(hl.models.encoder(), batch=4), hl.closed_loop(n=8, in_flight=8)
+    said = str(hl.compare(*(pipe.run(load, on=hl.open_device("sim:h200")) for _ in range(2))))
+    assert said.startswith("simulated: simulated")
+    assert " measured " not in said

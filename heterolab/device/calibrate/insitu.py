@@ -158,14 +158,10 @@ class InRuns:
         for column in ("ns", "p10", "p90"):
             rows = zip(admit["sizes"], admit[column], strict=True)
             admit[column] = [round(ns + each_ns * size, 1) for size, ns in rows]
-        launches = self.passes[0].launches
         return {
             "stages": stages,
             "launches": {
-                name: summary([
-                    [ns for kept in w.launches[name].values() for ns in kept] for w in self.passes
-                ])
-                for name in launches
+                name: summary([w.launch_times(name) for w in self.passes]) for name in self.passes[0].launches
             },
             "calls": {name: summary([w.calls[name] for w in self.passes]) for name in self.passes[0].calls},
             "loop_step": {
